@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A zero-copy bridge between JAX and the rest of the CUDA world."""
+
+from . import _compat as _compat
+
+_compat.check_version()
+
+import atexit as _atexit
+from importlib import metadata as _metadata
+
+from . import _core as _core
+from . import _errors as errors
+from . import _lowering as _lowering
+from ._errors import reraise as reraise
+from ._function import Context as Context
+from ._function import Function as Function
+from ._function import call as call
+from ._function import current as current
+from ._function import function as function
+from ._lazy import from_ufunc as from_ufunc
+from ._lazy import lazy_apply as lazy_apply
+from ._lowering import export_checks as export_checks
+
+__version__ = _metadata.version("jaxbridge")
+
+__all__ = [
+    "Context",
+    "Function",
+    "call",
+    "current",
+    "errors",
+    "export_checks",
+    "from_ufunc",
+    "function",
+    "lazy_apply",
+    "reraise",
+]
+
+_core.set_dtypes(_compat.dtype_table(_core.dtype_names()))
+_atexit.register(_core.begin_exit)
+_lowering.register_handlers()

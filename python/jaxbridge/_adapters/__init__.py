@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters: what turns the core's buffers into a framework's arrays, for the time of one call.
+
+One file per framework, imported at the first use of that framework; no other file imports one.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .. import _core
+
+Signature = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+class Scope(Protocol):
+    """A context manager for one use, in one thread."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Adapter(Protocol):
+    """One framework.
+
+    Whatever `view` makes, and every view made of that, refers to the buffer: the caller drops its
+    own references after the call and takes a higher reference count as a view that was kept.
+
+    All methods may be called by several threads at once.
+    """
+
+    name: str
+    platforms: frozenset[str]
+    # Most axes of an array; the caller refuses more at trace time.
+    max_ndim: int
+    # How an array of rank 0 looks: () where the framework has such arrays. The caller takes a
+    # result of this shape where a rank-0 result is expected.
+    scalar_shape: tuple[int, ...]
+    # True where `snapshot` and `unchanged` are nearly free and are used outside debug mode too.
+    always_checks_inputs: bool
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        """Asked at trace time.
+
+        Raises:
+            TypeError: the framework has no arrays of that dtype on that platform.
+            ImportError: what the framework needs on that platform is not installed.
+        """
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        """The framework's array on that memory; read-only where the framework has that."""
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> Scope | None:
+        """Makes device and stream current for this thread; None where there is nothing to do."""
+
+    def signature(self, value: Any) -> Signature | None:
+        """Shape and dtype of an array of this framework, None for anything else.
+
+        NumPy scalars and 0-d NumPy arrays count as arrays of every framework: they are rank-0
+        results that were computed on the host.
+
+        Raises:
+            TypeError: an array that cannot be a result at all (sparse, or of a dtype of its own).
+        """
+
+    def store(self, value: Any, out: Any) -> None:
+        """Copies `value` into `out`, a view of a result, on the current stream.
+
+        `signature(value)` is that of `out`. `value` may be strided, on another device, or a view
+        of an argument.
+        """
+
+    def snapshot(self, view: Any) -> Any:
+        """What `unchanged` needs to know about the content of `view` now."""
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        """Whether `view`, the very array that `snapshot` saw, has kept its content."""
+
+
+names: tuple[str, ...] = ("numpy", "cupy", "torch", "numba", "warp", "buffer")
+
+_install = {
+    "cupy": "pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12",
+    "torch": "pip install torch",
+    "numba": "pip install numba, and numba-cuda for CUDA",
+    "warp": "pip install warp-lang",
+}
+
+_loaded: dict[str, Adapter] = {}
+
+
+def get(name: str) -> Adapter:
+    """The adapter of a framework; its first use imports the framework.
+
+    Raises:
+        ValueError: no framework of that name is known.
+        ImportError: the framework is not installed, or does not import.
+    """
+    found = _loaded.get(name)
+    if found is not None:
+        return found
+    if name not in names:
+        raise ValueError(f"framework={name!r} is not known; the frameworks are {', '.join(names)}")
+    try:
+        module = importlib.import_module(f".{name}", __name__)
+    except ModuleNotFoundError as e:
+        if e.name != name:  # a package that the framework needs
+            raise _does_not_import(name, e) from e
+        default = ", which is the default on CUDA," if name == "cupy" else ""
+        raise ImportError(
+            f'framework="{name}"{default} needs a package that is not installed: {_install[name]}; '
+            f"or give another framework="
+        ) from e
+    except Exception as e:
+        raise _does_not_import(name, e) from e
+    # Two threads at the first use get the same object: Python runs the module once.
+    return _loaded.setdefault(name, cast(Adapter, module.adapter))
+
+
+def _does_not_import(name: str, error: Exception) -> ImportError:
+    return ImportError(
+        f'framework="{name}": the package is installed, but importing it failed with '
+        f"{type(error).__name__}: {error}; see that `python -c 'import {name}'` works"
+    )

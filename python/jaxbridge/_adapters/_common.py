@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapters share: stream objects, host scalars, the error for a dtype."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+standard_dtypes = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 float32 float64 complex64 complex128".split()
+)
+
+
+class StreamCache(dict[tuple[int, int], Any]):
+    """A framework's stream objects by (ordinal, CUstream address).
+
+    Bounded: XLA has a few streams per device, but they go with its clients.
+    """
+
+    limit = 32
+
+    def __init__(self, make: Callable[[int, int], Any]) -> None:
+        super().__init__()
+        self._make = make
+        self._lock = threading.Lock()
+
+    def __missing__(self, key: tuple[int, int]) -> Any:
+        made = self._make(*key)
+        with self._lock:
+            while len(self) >= self.limit:
+                del self[next(iter(self))]
+            return self.setdefault(key, made)
+
+
+def is_host_scalar(value: Any) -> bool:
+    """A NumPy scalar or 0-d NumPy array: a rank-0 result that was computed on the host."""
+    return isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def unsupported(
+    framework: str, dtype: np.dtype[Any], platform: str, *, cast: str | None = None
+) -> TypeError:
+    """The error for a dtype that a framework does not have."""
+    if cast is None:
+        # 32 bits hold what is narrower: f16, bf16, all fp8, and integers down to the packed ones.
+        cast = "float32" if "float" in dtype.name else "int32"
+        if dtype.kind == "c":
+            cast = "float32, as real and imaginary part"
+    return TypeError(
+        f'framework="{framework}" has no {dtype.name} arrays on {platform}; convert to {cast} before '
+        f'the call, or use framework="buffer"'
+    )

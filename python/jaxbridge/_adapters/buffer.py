@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core's buffer itself, for functions that work with pointers or with DLPack."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _core
+
+if TYPE_CHECKING:
+    from . import Signature
+
+_interfaces = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+
+
+class BufferAdapter:
+    """Buffers. All dtypes: what a function makes of the memory is its own affair.
+
+    Results are written by the function (out=). A returned buffer is copied.
+    """
+
+    name = "buffer"
+    platforms = frozenset({"cpu", "cuda"})
+    max_ndim = 64
+    scalar_shape: tuple[int, ...] = ()
+    always_checks_inputs = False
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        pass
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        return buffer
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> None:
+        # No framework has a current device here; `stream` is an attribute of the buffer.
+        return None
+
+    def signature(self, value: Any) -> "Signature | None":
+        if isinstance(value, _core.Buffer):
+            return value.shape, value.dtype
+        if any(hasattr(value, name) for name in _interfaces):
+            raise TypeError(
+                f'with framework="buffer" a function writes its results, given to it with out=; it '
+                f"returned a {type(value).__module__}.{type(value).__qualname__}. Use out=, or the "
+                f"framework= of that array"
+            )
+        return None
+
+    def store(self, value: Any, out: "_core.Buffer") -> None:
+        if isinstance(value, _core.Buffer):
+            _core.copy(value, out)
+        elif out.platform == "cpu":
+            # A Python number, which the caller has made a NumPy array.
+            np.ndarray(out.shape, out.dtype, out)[...] = value
+        else:
+            raise TypeError(
+                'with framework="buffer" a function on CUDA cannot return a number: it writes its '
+                "results, given to it with out="
+            )
+
+    def snapshot(self, view: Any) -> Any:
+        return bytes(view) if view.platform == "cpu" else None
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        return token is None or bytes(view) == token
+
+
+adapter = BufferAdapter()

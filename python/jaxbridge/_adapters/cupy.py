@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy, on CUDA."""
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+
+if TYPE_CHECKING:
+    from .. import _core
+    from . import Scope, Signature
+
+_ndarray = cupy.ndarray
+_MemoryPointer = cupy.cuda.MemoryPointer
+_UnownedMemory = cupy.cuda.UnownedMemory
+_get_device = cupy.cuda.runtime.getDevice
+_set_device = cupy.cuda.runtime.setDevice
+_current_stream = cupy.cuda.get_current_stream
+
+# CuPy 14 knows ml_dtypes' bfloat16, where NumPy is new enough for it.
+_has_bfloat16 = int(cupy.__version__.split(".")[0]) >= 14 and np.lib.NumpyVersion(
+    np.__version__
+) >= "2.1.2"
+_dtypes = standard_dtypes | ({"bfloat16"} if _has_bfloat16 else frozenset())
+
+
+class _Handle:
+    """The stream protocol of CUDA libraries for an address."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def _make_stream(ordinal: int, stream: int) -> Any:
+    if stream == 0:
+        return cupy.cuda.Stream.null
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
+        return cupy.cuda.ExternalStream(stream, ordinal)
+    made = cupy.cuda.Stream.from_external(_Handle(stream))
+    # The protocol does not say the device, and CuPy would take whichever is current at each use.
+    made.device_id = ordinal
+    return made
+
+
+_streams = StreamCache(_make_stream)
+
+
+class _Scope:
+    """CuPy keeps a current stream per thread and device; the device is the CUDA runtime's."""
+
+    __slots__ = ("_device_before", "_ordinal", "_stream", "_stream_before")
+
+    def __init__(self, ordinal: int, stream: Any) -> None:
+        self._ordinal = ordinal
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        ordinal = self._ordinal
+        self._device_before = before = _get_device()
+        if before != ordinal:
+            _set_device(ordinal)
+        try:
+            self._stream_before = _current_stream(ordinal)
+            # Entered, not only used: a `with` block of the function's own comes back to it.
+            self._stream.__enter__()
+        except BaseException:
+            _set_device(before)
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        ordinal, before = self._ordinal, self._stream_before
+        if _get_device() != ordinal:  # the function has left another one
+            _set_device(ordinal)
+        try:
+            self._stream.__exit__(*exc)
+            # Leaving goes back to the `with` block around, past a stream set by `use()`.
+            if _current_stream(ordinal) is not before:
+                before.use()
+        finally:
+            if self._device_before != ordinal:
+                _set_device(self._device_before)
+
+
+class CupyAdapter:
+    """Arrays on CUDA. CuPy has no read-only arrays."""
+
+    name = "cupy"
+    platforms = frozenset({"cuda"})
+    max_ndim = 64 if int(cupy.__version__.split(".")[0]) >= 14 else 25
+    scalar_shape: tuple[int, ...] = ()
+    always_checks_inputs = False
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        if dtype.name not in _dtypes:
+            raise unsupported(self.name, dtype, platform)
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        # Every view of a view shares the memory object, and so keeps its owner.
+        memory = _UnownedMemory(buffer.pointer, buffer.nbytes, buffer, buffer.ordinal)
+        return _ndarray(buffer.shape, buffer.dtype, _MemoryPointer(memory, 0))
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
+        return _Scope(ordinal, _streams[ordinal, stream])
+
+    def signature(self, value: Any) -> "Signature | None":
+        if isinstance(value, _ndarray) or is_host_scalar(value):
+            return value.shape, value.dtype
+        return None
+
+    def store(self, value: Any, out: Any) -> None:
+        if not isinstance(value, _ndarray):
+            # As an argument of a kernel: no transfer that would wait for the device.
+            cupy.copyto(out, np.asarray(value)[()])
+        elif value.flags.c_contiguous:
+            out.data.copy_from_device_async(value.data, out.nbytes)
+        else:
+            cupy.copyto(out, value)
+
+    def snapshot(self, view: Any) -> Any:
+        return view.copy()
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        if view.size == 0:
+            return True
+        # As bytes: a NaN is not equal to itself.
+        now, then = (a.reshape(-1).view(np.uint8) for a in (view, token))
+        return bool((now == then).all())
+
+
+adapter = CupyAdapter()

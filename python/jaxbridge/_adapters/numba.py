@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numba: NumPy arrays on the CPU, device arrays of numba-cuda on CUDA."""
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numba  # noqa: F401  # so that its absence shows at the first use
+import numpy as np
+
+from .. import _core
+from ._common import is_host_scalar, standard_dtypes, unsupported
+from .numpy import NumpyAdapter
+
+if TYPE_CHECKING:
+    from . import Scope, Signature
+
+# bfloat16 and float8 have no arrays on the host, and only some intrinsics on the device.
+_dtypes = {"cpu": standard_dtypes - {"float16"}, "cuda": standard_dtypes}
+
+
+class _Cuda:
+    """The part of numba-cuda that is used."""
+
+    def __init__(self) -> None:
+        try:
+            from numba import cuda
+            from numba.cuda.cudadrv.devicearray import DeviceNDArray
+            from numba.cuda.cudadrv.driver import MemoryPointer
+        except Exception as e:
+            raise ImportError(
+                f'framework="numba" on CUDA needs numba-cuda, and importing it failed with '
+                f"{type(e).__name__}: {e}; pip install numba-cuda"
+            ) from e
+        self.gpus = cuda.gpus
+        self.Array = DeviceNDArray
+        self.MemoryPointer = MemoryPointer
+        # Numba has no current stream. What gets none goes to the default stream, which is another
+        # one by an environment variable; 2 is CUDA's handle for that.
+        config = getattr(cuda, "config", None) or numba.config
+        self.default_stream = 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
+
+
+@functools.cache
+def _cuda() -> _Cuda:
+    return _Cuda()
+
+
+class _Scope:
+    """Numba's default stream works after what XLA's stream has now, and before what it gets next.
+
+    The device is the one whose primary context is current.
+    """
+
+    __slots__ = ("_default", "_gpu", "_ordinal", "_stream")
+
+    def __init__(self, ordinal: int, stream: int, cuda: _Cuda) -> None:
+        self._ordinal = ordinal
+        self._stream = stream
+        self._gpu = cuda.gpus[ordinal]
+        self._default = cuda.default_stream
+
+    def __enter__(self) -> None:
+        self._gpu.__enter__()
+        try:
+            _core.stream_order(self._stream, self._default, self._ordinal)
+        except BaseException:
+            self._gpu.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            # Also after an exception: what was launched before it still uses XLA's memory.
+            _core.stream_order(self._default, self._stream, self._ordinal)
+        finally:
+            self._gpu.__exit__(*exc)
+
+
+class NumbaAdapter(NumpyAdapter):
+    """On CUDA without read-only arrays; a rank-0 array is one of Numba's, too."""
+
+    name = "numba"
+    platforms = frozenset({"cpu", "cuda"})
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        if dtype.name not in _dtypes[platform]:
+            raise unsupported(self.name, dtype, platform)
+        if platform == "cuda":
+            _cuda()
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        if buffer.platform == "cpu":
+            return super().view(buffer)
+        cuda = _cuda()
+        shape, dtype = buffer.shape, buffer.dtype
+        strides = [dtype.itemsize] * len(shape)
+        for axis in range(len(shape) - 1, 0, -1):
+            strides[axis - 1] = strides[axis] * shape[axis]
+        # Every view of a view has a memory pointer with the same owner. Without a stream of its
+        # own, so that copies to the host wait, and are in order with kernels.
+        memory = cuda.MemoryPointer(
+            cuda.gpus[buffer.ordinal].get_primary_context(),
+            ctypes.c_void_p(buffer.pointer),
+            buffer.nbytes,
+            owner=buffer,
+        )
+        return cuda.Array(shape, tuple(strides), dtype, gpu_data=memory)
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":  # type: ignore[override]
+        if platform == "cpu":
+            return None
+        return _Scope(ordinal, stream, _cuda())
+
+    def signature(self, value: Any) -> "Signature | None":
+        if getattr(value, "__cuda_ndarray__", False):
+            return tuple(value.shape), value.dtype
+        return super().signature(value)
+
+    def store(self, value: Any, out: Any) -> None:
+        if isinstance(out, np.ndarray):
+            super().store(value, out)
+        elif out.size == 0:
+            pass
+        elif is_host_scalar(value):
+            out.copy_to_device(np.array(value))
+        elif value.is_c_contiguous() and 0 not in value.strides:
+            out.copy_to_device(value)
+        else:
+            # On the default stream, by its name: without one Numba would wait for the device.
+            stream = out.gpu_data.context.get_default_stream()
+            out.setitem(Ellipsis if out.ndim else (), value, stream=stream)
+
+    def snapshot(self, view: Any) -> Any:
+        if isinstance(view, np.ndarray):
+            return super().snapshot(view)
+        return view.copy_to_host().tobytes()
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        if isinstance(view, np.ndarray):
+            return super().unchanged(view, token)
+        return bool(view.copy_to_host().tobytes() == token)
+
+
+adapter = NumbaAdapter()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy. On CUDA the core stages through pinned host memory, and this adapter sees CPU buffers."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._common import unsupported
+
+if TYPE_CHECKING:
+    from .. import _core
+    from . import Signature
+
+_ndarray = np.ndarray
+_arrays = (np.ndarray, np.generic)
+
+# XLA packs elements smaller than a byte, ml_dtypes does not.
+_packed = frozenset("int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn".split())
+
+
+class NumpyAdapter:
+    """Arrays on the CPU. Numba's CPU functions take the same arrays."""
+
+    name = "numpy"
+    platforms = frozenset({"cpu"})
+    max_ndim = 64
+    scalar_shape: tuple[int, ...] = ()
+    always_checks_inputs = False
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        if dtype.name in _packed:
+            raise unsupported(self.name, dtype, platform)
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        # The buffer becomes `base`, and its read-only flag the array's, for good.
+        return _ndarray(buffer.shape, buffer.dtype, buffer)
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> None:
+        return None
+
+    def signature(self, value: Any) -> "Signature | None":
+        if isinstance(value, _arrays):
+            return value.shape, value.dtype
+        # Objects that show their memory as NumPy does; nothing is computed or converted for that.
+        if hasattr(value, "__array_interface__"):
+            array = np.asarray(value)
+            return array.shape, array.dtype
+        return None
+
+    def store(self, value: Any, out: Any) -> None:
+        out[...] = value
+
+    def snapshot(self, view: Any) -> Any:
+        return view.tobytes()
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        return bool(view.tobytes() == token)
+
+
+adapter = NumpyAdapter()

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch, on the CPU and on CUDA."""
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from .. import _config
+from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+
+if TYPE_CHECKING:
+    from .. import _core
+    from . import Scope, Signature
+
+_Tensor = torch.Tensor
+_from_dlpack = torch.utils.dlpack.from_dlpack
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name if name in standard_dtypes else getattr(ml_dtypes, name))
+
+
+_float8 = (
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
+)
+# The names are the same on both sides; what an older torch or ml_dtypes lacks is left out.
+_to_torch: dict[np.dtype[Any], Any] = {
+    _numpy_dtype(name): getattr(torch, name)
+    for name in (*sorted(standard_dtypes), "bfloat16", *_float8)
+    if hasattr(torch, name) and (name in standard_dtypes or hasattr(ml_dtypes, name))
+}
+_to_numpy = {there: here for here, there in _to_torch.items()}
+# Viewed and copied as bytes: torch takes them by DLPack since a late version only, and has few
+# kernels for them.
+_as_bytes = frozenset(d for d in _to_torch if d.name in _float8)
+
+
+class _Bytes:
+    """The memory of a buffer as unsigned bytes, by NumPy's or the CUDA array interface."""
+
+    def __init__(self, buffer: "_core.Buffer") -> None:
+        self.buffer = buffer
+        name = "__array_interface__" if buffer.platform == "cpu" else "__cuda_array_interface__"
+        # Torch refuses read-only memory. No stream: the call's is current already.
+        interface = {
+            "shape": buffer.shape,
+            "typestr": "|u1",
+            "data": (buffer.pointer, False),
+            "version": 3,
+        }
+        setattr(self, name, interface)
+
+
+def _view_as_bytes(buffer: "_core.Buffer") -> Any:
+    dtype = _to_torch[buffer.dtype]
+    device = "cpu" if buffer.platform == "cpu" else f"cuda:{buffer.ordinal}"
+    if buffer.nbytes == 0:
+        return torch.empty(buffer.shape, dtype=dtype, device=device)
+    array = _Bytes(buffer)
+    if device == "cpu":
+        return torch.from_numpy(np.asarray(array)).view(dtype)
+    return torch.as_tensor(array, device=device).view(dtype)
+
+
+def _make_stream(ordinal: int, stream: int) -> Any:
+    if stream == 0:
+        return torch.cuda.default_stream(ordinal)
+    return torch.cuda.ExternalStream(stream, device=ordinal)
+
+
+_streams = StreamCache(_make_stream)
+
+
+class _Scope:
+    """Torch keeps a current stream per thread and device; the device is the CUDA runtime's."""
+
+    __slots__ = ("_device_before", "_ordinal", "_stream", "_stream_before")
+
+    def __init__(self, ordinal: int, stream: Any) -> None:
+        self._ordinal = ordinal
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._device_before = torch.cuda.current_device()
+        self._stream_before = torch.cuda.current_stream(self._ordinal)
+        torch.cuda.set_stream(self._stream)  # makes its device current, too
+
+    def __exit__(self, *exc: object) -> None:
+        torch.cuda.set_stream(self._stream_before)
+        if self._device_before != self._ordinal:
+            torch.cuda.set_device(self._device_before)
+
+
+class TorchAdapter:
+    """Tensors. Torch has no read-only ones: the version of an input tells whether it was written.
+
+    Not seen by the version: writes through `.data`, `.numpy()` or a pointer. In debug mode the
+    content is compared as well.
+    """
+
+    name = "torch"
+    platforms = frozenset({"cpu", "cuda"})
+    max_ndim = 64
+    scalar_shape: tuple[int, ...] = ()
+    always_checks_inputs = True
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        if platform == "cuda" and torch.version.cuda is None:
+            raise ImportError(
+                f'framework="torch" on CUDA needs a torch built for CUDA, and {torch.__version__} is '
+                f"not: pip install torch (see pytorch.org for the index of the CUDA builds)"
+            )
+        if dtype not in _to_torch:
+            raise unsupported(self.name, dtype, platform)
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        if buffer.dtype in _as_bytes:
+            return _view_as_bytes(buffer)
+        # The storage, which all views share, keeps the capsule's owner. No stream is given: it is
+        # the call's own, and current.
+        return _from_dlpack(buffer.__dlpack__())
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
+        if platform == "cpu":
+            return None
+        return _Scope(ordinal, _streams[ordinal, stream])
+
+    def signature(self, value: Any) -> "Signature | None":
+        if not isinstance(value, _Tensor):
+            return (value.shape, value.dtype) if is_host_scalar(value) else None
+        dtype = _to_numpy.get(value.dtype)
+        if dtype is None:
+            raise TypeError(
+                f"a tensor of dtype {value.dtype} cannot be a result: NumPy and ml_dtypes have no "
+                f"such dtype; convert it, for example with .to(torch.float32)"
+            )
+        if value.layout is not torch.strided:
+            raise TypeError(
+                f"a tensor of layout {value.layout} cannot be a result; convert it with .to_dense()"
+            )
+        return tuple(value.shape), dtype
+
+    def store(self, value: Any, out: Any) -> None:
+        if not isinstance(value, _Tensor):
+            # From the host, once: rank 0.
+            value = _from_numpy(np.asarray(value))
+        elif value.requires_grad:
+            # JAX does not see torch's graph: derivatives are defined on the Function.
+            value = value.detach()
+        if _to_numpy[out.dtype] in _as_bytes:
+            value, out = value.view(torch.uint8), out.view(torch.uint8)
+        out.copy_(value)
+
+    def snapshot(self, view: Any) -> Any:
+        # A thread in inference mode makes tensors that have no version.
+        version = None if view.is_inference() else view._version
+        return version, view.detach().clone() if _config.debug else None
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        version, content = token
+        if version is not None and view._version != version:
+            return False
+        if content is None or view.numel() == 0:
+            return True
+        # As bytes: a NaN is not equal to itself.
+        now, then = (a.detach().reshape(-1).view(torch.uint8) for a in (view, content))
+        return torch.equal(now, then)
+
+
+def _from_numpy(array: Any) -> Any:
+    """A tensor of a host array's content; of bfloat16 and float8, too."""
+    dtype = _to_torch[array.dtype]
+    as_integer = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind not in "biufc" else array
+    if array.dtype in _as_bytes:  # ml_dtypes gives one of them NumPy's kind for floats
+        as_integer = array.view(np.uint8)
+    return torch.from_numpy(as_integer.copy()).view(dtype)
+
+
+adapter = TorchAdapter()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warp, on the CPU and on CUDA."""
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import warp as wp
+
+from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+
+if TYPE_CHECKING:
+    from .. import _core
+    from . import Scope, Signature
+
+_array = wp.array
+
+_to_warp: dict[np.dtype[Any], Any] = {
+    np.dtype(name): getattr(wp, name)
+    for name in standard_dtypes
+    if hasattr(wp, name)  # no complex numbers
+}
+if hasattr(wp, "bfloat16"):  # since Warp 1.13
+    import ml_dtypes
+
+    _to_warp[np.dtype(ml_dtypes.bfloat16)] = wp.bfloat16
+_to_numpy = {there: here for here, there in _to_warp.items()}
+
+
+@functools.cache
+def _device(name: str) -> Any:
+    return wp.get_device(name)
+
+
+def _make_stream(ordinal: int, stream: int) -> Any:
+    device = _device(f"cuda:{ordinal}")
+    return device.null_stream if stream == 0 else wp.Stream(device, cuda_stream=stream)
+
+
+_streams = StreamCache(_make_stream)
+
+
+class _Turn:
+    """Who has Warp's current device and stream, which it keeps for the whole process.
+
+    Calls on one device and stream share them. Others wait until the last of these has returned: with
+    another default device under it, a function would launch and allocate in the wrong place. The
+    lock itself is held for moments only.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._device: Any = None
+        self._stream: Any = None
+        self._threads: list[int] = []
+        self._device_before: Any = None
+        self._stream_before: Any = None
+
+    def take(self, device: Any, stream: Any) -> None:
+        me = threading.get_ident()
+        with self._free:
+            while self._threads and (device is not self._device or stream is not self._stream):
+                if me in self._threads:
+                    raise RuntimeError(
+                        f"a Warp function on {self._device} called JAX, which called a Warp function "
+                        f"on {device}; a function must not call JAX"
+                    )
+                self._free.wait()
+            if not self._threads:
+                runtime = device.runtime
+                self._device_before = runtime.default_device
+                if stream is not None:
+                    self._stream_before = device.stream
+                    device.set_stream(stream, sync=False)  # XLA's stream waits for nothing of Warp's
+                runtime.default_device = device
+                self._device, self._stream = device, stream
+            self._threads.append(me)
+
+    def give_back(self) -> None:
+        with self._free:
+            self._threads.remove(threading.get_ident())
+            if self._threads:
+                return
+            device, stream = self._device, self._stream
+            self._device = self._stream = None
+            try:
+                device.runtime.default_device = self._device_before
+                if stream is not None:
+                    device.set_stream(self._stream_before, sync=False)
+            finally:
+                self._device_before = self._stream_before = None
+                self._free.notify_all()
+
+
+_turn = _Turn()
+
+
+class _Scope:
+    """Warp's default device, its current stream, and the thread's CUDA context."""
+
+    __slots__ = ("_device", "_stream")
+
+    def __init__(self, device: Any, stream: Any) -> None:
+        self._device = device
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        _turn.take(self._device, self._stream)
+        if self._stream is not None:
+            try:
+                self._device.context_guard.__enter__()
+            except BaseException:
+                _turn.give_back()
+                raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if self._stream is not None:
+                self._device.context_guard.__exit__(*exc)
+        finally:
+            _turn.give_back()
+
+
+class WarpAdapter:
+    """Arrays of up to four axes. Warp has no read-only arrays, and none of rank 0."""
+
+    name = "warp"
+    platforms = frozenset({"cpu", "cuda"})
+    max_ndim = wp.types.ARRAY_MAX_DIMS
+    scalar_shape: tuple[int, ...] = (1,)
+    always_checks_inputs = False
+
+    def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
+        if dtype not in _to_warp:
+            raise unsupported(self.name, dtype, platform)
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        shape = buffer.shape
+        if len(shape) > self.max_ndim:
+            raise TypeError(
+                f'framework="warp" has arrays of at most {self.max_ndim} axes, not {len(shape)}; '
+                f"reshape before the call"
+            )
+        device = _device("cpu" if buffer.platform == "cpu" else f"cuda:{buffer.ordinal}")
+        view = _array(
+            ptr=buffer.pointer,
+            dtype=_to_warp[buffer.dtype],
+            shape=shape or (1,),
+            device=device,
+            copy=False,
+        )
+        # A view of a view refers to the array that it was made of.
+        view._jaxbridge_buffer = buffer
+        return view
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
+        if platform == "cpu":
+            return _Scope(_device("cpu"), None)
+        return _Scope(_device(f"cuda:{ordinal}"), _streams[ordinal, stream])
+
+    def signature(self, value: Any) -> "Signature | None":
+        if not isinstance(value, (_array, wp.indexedarray)):
+            return (value.shape, value.dtype) if is_host_scalar(value) else None
+        dtype, inner = _scalar_type(value.dtype)
+        if dtype not in _to_numpy:
+            raise TypeError(f"a Warp array of {wp.types.type_repr(value.dtype)} cannot be a result")
+        return (*value.shape, *inner), _to_numpy[dtype]
+
+    def store(self, value: Any, out: Any) -> None:
+        if is_host_scalar(value):
+            out.fill_(np.asarray(value).item())
+            return
+        _, inner = _scalar_type(value.dtype)
+        if inner:
+            value = _of_scalars(value)
+        wp.copy(out, value)
+
+    def snapshot(self, view: Any) -> Any:
+        return view.numpy().tobytes()
+
+    def unchanged(self, view: Any, token: Any) -> bool:
+        return bool(view.numpy().tobytes() == token)
+
+
+def _scalar_type(dtype: Any) -> tuple[Any, tuple[int, ...]]:
+    """The type of the numbers in an array of vectors or matrices, and the shape of one of these."""
+    if hasattr(dtype, "_wp_scalar_type_"):
+        return dtype._wp_scalar_type_, tuple(dtype._shape_)
+    return dtype, ()
+
+
+def _of_scalars(array: Any) -> Any:
+    """An array of vectors or matrices as one of numbers, with more axes."""
+    dtype, inner = _scalar_type(array.dtype)
+    itemsize = _to_numpy[dtype].itemsize
+    strides = [itemsize] * len(inner)
+    for axis in range(len(inner) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * inner[axis]
+    return _array(
+        ptr=array.ptr,
+        dtype=dtype,
+        shape=(*array.shape, *inner),
+        strides=(*array.strides, *strides),
+        device=array.device,
+        copy=False,
+    )
+
+
+adapter = WarpAdapter()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors, and the way of a callee's exception through XLA and back to the user.
+
+XLA carries errors as text. The text of ours ends in an id, under which the exception object itself is
+kept in a bounded table.
+"""
+
+import collections
+import contextlib
+import itertools
+import re
+import threading
+import traceback
+from typing import Any, Literal
+
+import jax
+
+
+class JaxbridgeError(Exception):
+    """Base of the errors that jaxbridge itself finds."""
+
+
+class ResultError(JaxbridgeError, TypeError):
+    """A function returned other results than were declared."""
+
+
+class ViewKeptError(JaxbridgeError, RuntimeError):
+    """A function kept a view of its arguments or results after it returned."""
+
+
+class InputChangedError(JaxbridgeError, RuntimeError):
+    """A function wrote to an argument that is not declared in place."""
+
+
+class NotRegisteredError(JaxbridgeError, LookupError):
+    """A program calls a function that this process does not know."""
+
+
+class PlatformError(JaxbridgeError, ValueError):
+    """A function is not there for the platform that it is to run on."""
+
+
+class DerivativeError(JaxbridgeError, TypeError):
+    """A derivative was asked of a function that has no rule for it."""
+
+
+class BatchingError(JaxbridgeError, ValueError):
+    """vmap was asked of a function that says nothing about it."""
+
+
+_kept_errors = 256
+
+_lock = threading.Lock()
+_originals: collections.OrderedDict[int, BaseException] = collections.OrderedDict()
+_ids = itertools.count(1)
+_id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
+
+
+def record(exception: BaseException, function_name: str) -> str:
+    """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
+    # The frames of the core's own Python (this package) tell a user nothing.
+    frames = exception.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(exception), exception, frames)).rstrip()
+    with _lock:
+        number = next(_ids)
+        _originals[number] = exception
+        while len(_originals) > _kept_errors:
+            _originals.popitem(last=False)
+    kind = type(exception)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    message = str(exception)
+    first = f"{name}: {message}" if message else name
+    return (
+        f"{first}\n\nraised by the external function {function_name!r}:\n{text}\n"
+        f"[jaxbridge error {number}]"
+    )
+
+
+def original(error: BaseException) -> BaseException | None:
+    """The exception object behind an error that XLA raised, where it is still kept."""
+    numbers = _id_pattern.findall(str(error))
+    if not numbers:
+        return None
+    with _lock:
+        return _originals.pop(int(numbers[-1]), None)
+
+
+def _newest_id() -> int:
+    with _lock:
+        return next(reversed(_originals), 0)
+
+
+class reraise(contextlib.ContextDecorator):
+    """Raises the exception of an external function itself, in place of JAX's error.
+
+    A context manager, also a decorator. Inside, a `jax.errors.JaxRuntimeError` that stands for an
+    exception of an external function is replaced by that exception. On exit, one that was recorded
+    since entry and has reached nobody yet is raised too: on several devices, or with asynchronous
+    dispatch, it can come after the call. Wait for results inside the block.
+
+    Example:
+        >>> with jaxbridge.reraise():
+        ...     jax.block_until_ready(step(x))
+    """
+
+    def __enter__(self) -> "reraise":
+        self._entered.append(_newest_id())
+        return self
+
+    def __init__(self) -> None:
+        # A stack: one object may be entered again, as a decorator of a recursive function is.
+        self._entered: list[int] = []
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> Literal[False]:
+        since = self._entered.pop()
+        found: BaseException | None = None
+        if error is None:
+            with _lock:
+                new = [number for number in _originals if number > since]
+                if new:
+                    found = _originals.pop(new[0])
+        elif isinstance(error, jax.errors.JaxRuntimeError):
+            found = original(error)
+        if found is not None:
+            raise found
+        return False

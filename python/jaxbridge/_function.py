@@ -1,0 +1,763 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`call`, `function`, `Function`: an external function as a JAX function."""
+
+import dataclasses
+import functools
+import inspect
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat, _core, _errors, _identity, _plan, _primitive, _spec
+from ._errors import NotRegisteredError, PlatformError
+from ._spec import Slot, Template
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Platform = Literal["cpu", "cuda"]
+platforms: tuple[Platform, ...] = ("cpu", "cuda")
+# Where a call with that framework can run. NumPy on CUDA works on a copy on the host.
+frameworks: dict[str, tuple[Platform, ...]] = {
+    "numpy": ("cpu", "cuda"),
+    "cupy": ("cuda",),
+    "torch": ("cpu", "cuda"),
+    "numba": ("cpu", "cuda"),
+    "warp": ("cpu", "cuda"),
+    "buffer": ("cpu", "cuda"),
+}
+vmap_methods = (
+    "sequential",
+    "sequential_unrolled",
+    "expand_dims",
+    "broadcast_all",
+    "batched",
+)
+default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """Where a callee runs.
+
+    Attributes:
+        platform: "cpu" or "cuda".
+        device: the device's ordinal within its platform.
+        stream: XLA's CUstream for this call as an integer; 0 on the CPU.
+        capturing: whether the stream is being captured into a CUDA graph.
+    """
+
+    platform: str
+    device: int
+    stream: int
+    capturing: bool
+
+
+def current() -> Context:
+    """The context of the call that this thread is in.
+
+    Raises:
+        RuntimeError: not inside a function that JAX called through jaxbridge.
+    """
+    found = _core.current_call()
+    if found is None:
+        raise RuntimeError(
+            "jaxbridge.current() is there inside a function that is being called through jaxbridge, "
+            "and only on the thread of that call"
+        )
+    return Context(*found)
+
+
+def _per_platform(value: Any, what: str, name: str) -> dict[str, Any]:
+    """`value`, or a mapping from platforms to values, as a dictionary from platforms."""
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(platforms))
+        if unknown or not value:
+            raise ValueError(
+                f"{name}: {what} by platform takes the keys 'cpu' and 'cuda', got {sorted(value)}"
+            )
+        return dict(value)
+    return dict.fromkeys(platforms, value)
+
+
+class _Registration:
+    """A target under its key, as long as this object lives: an executable holds it, or the process."""
+
+    def __init__(self, site: "CallSite") -> None:
+        self._key = site.key
+        self._stats = site.function._stats
+        self.target = _core.Target(
+            functools.partial(_plan.make_plan, site),
+            functools.partial(_errors.record, function_name=site.name),
+            functools.partial(_plan.end_lease, site),
+            list(site.in_place),
+        )
+        _core.register(self._key, self.target)
+        self._stats.live.add(self)
+
+    def __del__(self) -> None:
+        # Half made, where the constructor raised; and modules can be gone at exit.
+        if getattr(self, "target", None) is not None and _core is not None:
+            self._stats.ended_calls += self.target.calls
+            _core.unregister(self._key)
+
+
+# A key has one registration, which its executables share; that of a durable call is never given up.
+_registrations: weakref.WeakValueDictionary[int, _Registration] = weakref.WeakValueDictionary()
+_durable: dict[int, _Registration] = {}
+_registration_lock = threading.Lock()
+
+
+class _Stats:
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[_Registration] = weakref.WeakSet()
+        self.ended_calls = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CallSite:
+    """One way of calling a Function: which arguments are operands, the static ones, the options.
+
+    Equal sites have equal keys. It is a parameter of the primitive, so that JAX's caches compare it.
+    """
+
+    function: "Function[Any, Any]"
+    key: int
+    text: str
+    arguments: Template
+    operand_count: int
+    own_results: Template
+    in_place: tuple[tuple[int, int], ...]
+    has_side_effect: bool
+    durable: bool
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def out(self) -> str | int | None:
+        return self.function.options.out
+
+    @property
+    def options(self) -> "Options":
+        return self.function.options
+
+    def function_on(self, platform: str) -> Callable[..., Any]:
+        return self.function.callee(platform)
+
+    def framework_on(self, platform: str) -> str:
+        return self.function.framework(platform)
+
+    def registration(self) -> _Registration:
+        """What keeps the call's target registered."""
+        with _registration_lock:
+            found = _registrations.get(self.key)
+            if found is None:
+                found = _registrations[self.key] = _Registration(self)
+            if self.durable:
+                _durable[self.key] = found
+            return found
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, CallSite) and self.key == other.key and self.options == other.options
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What stands in the first bracket of `call`, checked."""
+
+    out: str | int | None
+    inout: tuple[tuple[int | str, int], ...]
+    elementwise: bool
+    vmap_method: str | None
+    has_side_effect: bool | None
+
+
+def _check_options(
+    name: str,
+    out: Any,
+    inout: Mapping[int | str, int] | None,
+    elementwise: bool,
+    vmap_method: str | None,
+    has_side_effect: bool | None,
+) -> Options:
+    if not (out is None or (isinstance(out, str) and out.isidentifier()) or out in (0, -1)):
+        raise ValueError(
+            f"{name}: out is {out!r}; expected None (results are returned), the name of the keyword "
+            f"that takes them, 0 (first argument) or -1 (last argument)"
+        )
+    if isinstance(out, bool):
+        raise ValueError(f"{name}: out is {out!r}; expected None, a keyword's name, 0 or -1")
+    pairs = tuple((inout or {}).items())
+    for argument, result in pairs:
+        if not isinstance(argument, (int, str)) or not isinstance(result, int) or result < 0:
+            raise ValueError(
+                f"{name}: inout is {dict(pairs)!r}; expected a mapping from arguments (position or "
+                f"keyword) to positions of results"
+            )
+    if len({result for _, result in pairs}) != len(pairs):
+        raise ValueError(f"{name}: inout is {dict(pairs)!r}: one result cannot be two arguments")
+    if vmap_method is not None and vmap_method not in vmap_methods:
+        raise ValueError(
+            f"{name}: vmap_method is {vmap_method!r}; expected one of {', '.join(vmap_methods)}"
+        )
+    if elementwise and vmap_method is not None:
+        raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
+    return Options(out, pairs, bool(elementwise), vmap_method, has_side_effect)
+
+
+# Named Functions live as long as the process, so that a program from elsewhere finds them.
+_named: dict[str, "Function[Any, Any]"] = {}
+
+
+class Function(Generic[P, R]):
+    """A JAX function whose work an external function does. Made by `call` and `function`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+        result_shape_dtypes: Any,
+        *,
+        framework: str | Mapping[str, str] | None,
+        options: dict[str, Any],
+        name: str | None,
+    ) -> None:
+        any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
+        shown = name or _default_name(any_fn)
+        self._callees: dict[str, Callable[..., Any]] = _per_platform(fn, "the function", shown)
+        for platform, f in self._callees.items():
+            if not callable(f):
+                raise TypeError(f"{shown}: the function for {platform} is {f!r}, not a callable")
+            if isinstance(f, Function):
+                raise TypeError(f"{shown}: {f!r} is a jaxbridge Function already; call it directly")
+        self._frameworks: dict[str, str] = (
+            dict(default_frameworks)
+            if framework is None
+            else _per_platform(framework, "framework", shown)
+        )
+        for f in self._frameworks.values():
+            if f not in frameworks:
+                raise ValueError(
+                    f"{shown}: framework is {f!r}; expected one of {', '.join(frameworks)}"
+                )
+        self.options = _check_options(shown, **options)
+        self.name = shown
+        self._results = result_shape_dtypes
+        self._tokens: dict[Any, str] = {}
+        self._stats = _Stats()
+
+        self._references = {p: _identity.reference(f) for p, f in self._callees.items()}
+        fingerprints = {id(f): _identity.fingerprint(f) for f in self._callees.values()}
+        self._identities = {p: fingerprints[id(f)] for p, f in self._callees.items()}
+        self._is_explicitly_named = name is not None
+        told = all(map(_identity.is_told, self._identities.values()))
+        self.is_named = name is not None or (
+            told and all(r is not None for r in self._references.values())
+        )
+        if name is not None:
+            self._claim_name(name)
+        functools.update_wrapper(self, cast(Callable[..., Any], any_fn), updated=())
+        try:
+            self.__signature__ = inspect.signature(cast(Callable[..., Any], any_fn))
+        except (TypeError, ValueError):
+            pass  # a builtin without one
+
+    def _claim_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name is {name!r}; expected a string that is not empty")
+        # What an explicitly named function is, is told by its name: a closure's cells may hold anything.
+        self._identities = {
+            p: i if _identity.is_told(i) else f"name:{name}" for p, i in self._identities.items()
+        }
+        before = _named.get(name)
+        if (
+            before is not None
+            and before._definition() != self._definition()
+            and not (all(map(_identity.is_told, self._identities.values())) and self._redefines(before))
+        ):
+            raise ValueError(
+                f"the name {name!r} belongs to another function already ({before._places()}; this is "
+                f"{self._places()}); an exported program could not tell them apart: choose another name"
+            )
+        _named[name] = self
+
+    def _definition(self) -> Any:
+        # Where content can't tell, only the very same object is the same function.
+        told = {
+            p: i if _identity.is_told(i) else _ById(self._callees[p])
+            for p, i in self._identities.items()
+        }
+        return told, self._frameworks, self.options
+
+    def _places(self) -> str:
+        return ", ".join(
+            sorted({r or f"{f.__module__}:{getattr(f, '__qualname__', f)}" for r, f in zip(
+                self._references.values(), self._callees.values(), strict=True)})
+        )
+
+    def _redefines(self, before: "Function[Any, Any]") -> bool:
+        """A notebook cell that was run again: the same place, other code."""
+        return all(
+            _place(self._callees[p]) == _place(before._callees.get(p)) is not None
+            for p in self._callees
+        )
+
+    # ---- what a call needs -------------------------------------------------------------------
+
+    def callee(self, platform: str) -> Callable[..., Any]:
+        """The function for `platform`; PlatformError where there is none."""
+        if platform not in self._callees:
+            there = " and ".join(sorted(self._callees)) or "no platform"
+            raise PlatformError(
+                f"{self.name}: there is a function for {there}, none for {platform}; give one as "
+                f'call({{"cpu": f, "cuda": g}}, ...), or run it on {there}'
+            )
+        return self._callees[platform]
+
+    def framework(self, platform: str) -> str:
+        """The framework whose arrays the function gets on `platform`."""
+        if platform not in self._frameworks:
+            raise PlatformError(f"{self.name}: framework= names none for {platform}")
+        framework = self._frameworks[platform]
+        if platform not in frameworks[framework]:
+            raise PlatformError(
+                f"{self.name}: {framework} has no arrays on {platform}; give framework= one for each "
+                f'platform, for example {{"cpu": "numpy", "cuda": "{framework}"}}'
+            )
+        return framework
+
+    def _token(self, x: Any) -> str:
+        """A text for a static value that has none: equal for equal values, as long as the Function."""
+        try:
+            key: Any = (type(x), x)
+            hash(key)
+        except TypeError:
+            key = _ById(x)
+        return self._tokens.setdefault(key, _identity.unique())
+
+    def _site(
+        self,
+        arguments: Any,
+        results: Any,
+        operand_count: int,
+        in_place: tuple[tuple[int, int], ...],
+        own_results: Any,
+        has_side_effect: bool,
+    ) -> CallSite:
+        encoded, portable = _spec.encode(arguments, self._token)
+        encoded_results, portable_results = _spec.encode(own_results, self._token)
+        told = not any(i.startswith("only:") for i in self._identities.values())
+        durable = self.is_named and portable and portable_results and told
+        text = _spec.to_text(
+            {
+                "arguments": encoded,
+                "elementwise": self.options.elementwise,
+                "frameworks": self._frameworks,
+                "identities": self._identities,
+                "in_place": in_place,
+                "name": self.name,
+                "named": self._is_explicitly_named,
+                "durable": durable,
+                "out": self.options.out,
+                "own_results": encoded_results,
+                "operands": operand_count,
+                "references": self._references,
+                "side_effect": has_side_effect,
+            }
+        )
+        return CallSite(
+            self,
+            _spec.key_of(text),
+            text,
+            Template(arguments),
+            operand_count,
+            Template(own_results),
+            in_place,
+            has_side_effect,
+            durable,
+        )
+
+    # ---- the call ----------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function: eagerly, or as part of the program that is being traced.
+
+        Raises:
+            TypeError: an argument or a declared result that can't be passed on; the message names it.
+            BaseException: what the function itself raised, where it is called eagerly.
+        """
+        if isinstance(self.options.out, str) and self.options.out in kwargs:
+            raise TypeError(
+                f"{self.name}: the keyword {self.options.out!r} takes the results (out=); it is not "
+                f"the caller's"
+            )
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        operands: list[Any] = []
+        slots: list[Any] = []
+        abstract: list[Any] = []
+        for position, leaf in enumerate(leaves):
+            if _is_operand(leaf):
+                value, aval = self._operand(leaf, position, treedef)
+                slots.append(Slot(len(operands)))
+                operands.append(value)
+                abstract.append(aval)
+            else:
+                slots.append(leaf)
+                abstract.append(leaf)
+        arguments = jax.tree.unflatten(treedef, slots)
+
+        declared = self._results
+        if callable(declared) and not isinstance(declared, jax.ShapeDtypeStruct):
+            abstract_args, abstract_kwargs = jax.tree.unflatten(treedef, abstract)
+            declared = declared(*abstract_args, **abstract_kwargs)
+        result_leaves, result_tree = jax.tree.flatten(declared)
+        results = [self._result(leaf) for leaf in result_leaves]
+        slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
+
+        pairs, own = self._pair(arguments, slot_tree)
+        refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
+        for i in refs:
+            # A Ref is an operand that is updated: one more result, hidden, which is stored back.
+            pairs.append((i, len(results)))
+            aval = _compat.ref_value_aval(operands[i])
+            results.append((aval.shape, aval.dtype))
+        self._check_pairs(pairs, operands, results)
+        own_slots = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, Slot))
+        renumbered = jax.tree.unflatten(
+            jax.tree.structure(own, is_leaf=lambda x: isinstance(x, Slot)),
+            [Slot(i) for i in range(len(own_slots))],
+        )
+        has_side_effect = self.options.has_side_effect
+        if has_side_effect is None:
+            has_side_effect = not results
+        site = self._site(
+            arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect
+        )
+        bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
+
+        raised: BaseException
+        try:
+            outs = _primitive.bind(bound, operands)
+        except jax.errors.JaxRuntimeError as error:
+            found = _errors.original(error)
+            if found is None:
+                raise
+            raised = found
+        else:
+            return cast(R, jax.tree.unflatten(result_tree, outs))
+        # Outside the handler, so that the exception gets no second context.
+        raise raised
+
+    def _where(self, position: int, treedef: Any) -> str:
+        tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])
+        return _plan.argument_name(Template(tree).paths()[position])
+
+    def _operand(self, leaf: Any, position: int, treedef: Any) -> tuple[Any, Any]:
+        """An array argument as JAX takes it, and its abstract value."""
+        if _compat.is_ref(leaf):
+            aval = _compat.ref_value_aval(leaf)
+            return leaf, jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        if _compat.is_key_array(leaf):
+            raise TypeError(
+                f"{self.name}: argument {self._where(position, treedef)} is an array of PRNG keys, "
+                f"which have no memory of a plain dtype; pass jax.random.key_data(key)"
+            )
+        if not isinstance(leaf, jax.Array):
+            try:
+                leaf = jnp.asarray(leaf)
+            except TypeError as error:
+                raise TypeError(
+                    f"{self.name}: argument {self._where(position, treedef)} is an array of dtype "
+                    f"{getattr(leaf, 'dtype', type(leaf))}, which JAX does not have"
+                ) from error
+        return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    def _result(self, leaf: Any) -> tuple[tuple[int, ...], Any]:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(
+                f"{self.name}: the declared results hold {leaf!r}; expected a pytree of "
+                f"jax.ShapeDtypeStruct"
+            )
+        dtype = np.dtype(leaf.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            raise TypeError(
+                f"{self.name}: a result is declared as {dtype.name}, which JAX has only with 64-bit "
+                f"types enabled: set jax_enable_x64, or declare "
+                f"{jax.dtypes.canonicalize_dtype(dtype).name} and convert in the function"
+            )
+        shape = tuple(leaf.shape)
+        return shape, dtype
+
+    def _pair(self, arguments: Any, results: Any) -> tuple[list[tuple[int, int]], Any]:
+        """(operand, result) pairs of `inout`, and the tree of the results that remain."""
+        if not self.options.inout:
+            return [], results
+        args, kwargs = arguments
+        is_sequence = isinstance(results, (tuple, list))
+        entries = list(results) if is_sequence else [results]
+        pairs: list[tuple[int, int]] = []
+        for argument, position in self.options.inout:
+            try:
+                given = kwargs[argument] if isinstance(argument, str) else args[argument]
+            except (KeyError, IndexError):
+                raise TypeError(
+                    f"{self.name}: inout names the argument {argument!r}, which this call does not have"
+                ) from None
+            if position >= len(entries):
+                raise ValueError(
+                    f"{self.name}: inout names result {position}; there are {len(entries)} results"
+                )
+            a, a_tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, Slot))
+            r, r_tree = jax.tree.flatten(entries[position], is_leaf=lambda x: isinstance(x, Slot))
+            if a_tree != r_tree or not all(isinstance(x, Slot) for x in a):
+                raise TypeError(
+                    f"{self.name}: inout: argument {argument!r} and result {position} are not trees of "
+                    f"the same arrays"
+                )
+            pairs += [(x.index, y.index) for x, y in zip(a, r, strict=True)]
+        remaining = [e for i, e in enumerate(entries) if i not in dict(map(reversed, self.options.inout))]  # type: ignore[call-overload]
+        own = remaining[0] if len(remaining) == 1 else tuple(remaining) or None
+        return pairs, own
+
+    def _check_pairs(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        operands: Sequence[Any],
+        results: Sequence[tuple[tuple[int, ...], Any]],
+    ) -> None:
+        if len({operand for operand, _ in pairs}) != len(pairs):
+            raise TypeError(f"{self.name}: an argument is declared in place and is a jax.Ref too")
+        seen: dict[int, int] = {}
+        for operand, result in pairs:
+            x = operands[operand]
+            aval = _compat.ref_value_aval(x) if _compat.is_ref(x) else x
+            shape, dtype = results[result]
+            if tuple(aval.shape) != shape or aval.dtype != dtype:
+                raise TypeError(
+                    f"{self.name}: inout: an argument of {aval.dtype}{list(aval.shape)} cannot be a "
+                    f"result of {dtype}{list(shape)}: they are one memory"
+                )
+        for i, x in enumerate(operands):
+            if _compat.is_ref(x) and seen.setdefault(id(x), i) != i:
+                raise TypeError(
+                    f"{self.name}: one jax.Ref is passed as two arguments; JAX allows that once"
+                )
+
+    # ---- the user's view ---------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the Function was made.
+
+        Returns:
+            calls: how often XLA called it.
+        """
+        return {"calls": self._stats.ended_calls + sum(r.target.calls for r in self._stats.live)}
+
+    def clear(self) -> None:
+        """Forgets what was kept for repeated calls; it is made anew when needed."""
+        for registration in list(self._stats.live):
+            registration.target.clear_plans()
+
+    def __repr__(self) -> str:
+        return f"<jaxbridge.Function {self.name}>"
+
+
+class _ById:
+    """A key for an object that has no hash."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.x is self.x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+
+def _is_operand(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+        or _compat.is_ref(leaf)
+        or hasattr(type(leaf), "__jax_array__")
+    )
+
+
+def _place(fn: Any) -> tuple[str, str] | None:
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    return (module, name) if module and name and "<lambda>" not in name else None
+
+
+def _default_name(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
+    module = getattr(fn, "__module__", None)
+    return f"{module}.{name}" if module else str(name)
+
+
+def call(
+    fn: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    result_shape_dtypes: Any,
+    *,
+    framework: str | Mapping[str, str] | None = None,
+    out: str | int | None = None,
+    inout: Mapping[int | str, int] | None = None,
+    elementwise: bool = False,
+    vmap_method: str | None = None,
+    has_side_effect: bool | None = None,
+    name: str | None = None,
+) -> "Function[..., Any]":
+    """Makes a JAX function of an external function: `call(fn, spec)(*args, **kwargs)`.
+
+    Args:
+        fn: gets arrays of `framework` in place of JAX's; or `{"cpu": f, "cuda": g}`.
+        result_shape_dtypes: a pytree of `jax.ShapeDtypeStruct`, or a callable that gets the arguments
+            with `jax.ShapeDtypeStruct` in place of arrays and returns one.
+        framework: "numpy", "cupy", "torch", "numba", "warp" or "buffer", or one for each platform.
+            None: NumPy on the CPU, CuPy on CUDA.
+        out: None: `fn` returns the results, and they are copied. A keyword's name, 0 or -1: `fn` gets
+            the result arrays as that keyword, first or last argument, and writes into them.
+        inout: `{argument: result}`: the argument (position or keyword) is passed writable, and is that
+            result (position among the results). `fn` returns, or gets through `out`, only the others:
+            the one that remains, or a tuple.
+        elementwise: `fn` works element by element with NumPy's broadcasting; vmap then needs no method.
+        vmap_method: "sequential", "sequential_unrolled", "expand_dims", "broadcast_all" as in
+            `jax.ffi.ffi_call`, or "batched": `fn` itself takes one leading batch axis on every array,
+            also without vmap, where it has length 1.
+        has_side_effect: True keeps the call although no result is used. None: True where there is no
+            result and no Ref.
+        name: what profiles and errors show, and by which an exported program finds the function.
+
+    Raises:
+        ValueError, TypeError: an option that is not one of these.
+    """
+    return Function(
+        fn,
+        result_shape_dtypes,
+        framework=framework,
+        options={
+            "out": out,
+            "inout": inout,
+            "elementwise": elementwise,
+            "vmap_method": vmap_method,
+            "has_side_effect": has_side_effect,
+        },
+        name=name,
+    )
+
+
+def function(
+    *,
+    result: Any,
+    framework: str | Mapping[str, str] | None = None,
+    out: str | int | None = None,
+    inout: Mapping[int | str, int] | None = None,
+    elementwise: bool = False,
+    vmap_method: str | None = None,
+    has_side_effect: bool | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[P, R]], Function[P, R]]:
+    """The decorator form of `call`; `result` is its `result_shape_dtypes`.
+
+    Example:
+        >>> @jaxbridge.function(result=lambda x: x)
+        ... def double(x):
+        ...     return x * 2
+    """
+
+    def decorate(fn: Callable[P, R]) -> Function[P, R]:
+        return call(
+            fn,
+            result,
+            framework=framework,
+            out=out,
+            inout=inout,
+            elementwise=elementwise,
+            vmap_method=vmap_method,
+            has_side_effect=has_side_effect,
+            name=name,
+        )
+
+    return decorate
+
+
+def _resolve(key: int, text: str) -> Any:
+    """Finds the target of a program that was lowered elsewhere. Asked by the core.
+
+    Raises:
+        NotRegisteredError: what is missing, and what to import.
+    """
+    spec = json.loads(text)
+    name = spec["name"]
+    if not spec["durable"]:
+        raise NotRegisteredError(
+            f"the program calls {name!r}, an anonymous function (or one with an argument that has no "
+            f"text) of another process; give it a name (name=) and build the program again"
+        )
+    try:
+        found = _named.get(name) if spec["named"] else _by_reference(spec)
+        if found is None:
+            places = sorted({_identity.import_hint(r) for r in spec["references"].values() if r})
+            raise LookupError(f"import {' and '.join(places) or 'the module that defines it'} first")
+        arguments = _spec.decode(spec["arguments"])
+        own_results = _spec.decode(spec["own_results"])
+    except LookupError as error:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, which is not registered in this process: {error}"
+        ) from error
+    if found._identities != spec["identities"]:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, whose code in this process is not the one that "
+            f"the program was built with; build the program again"
+        )
+    site = CallSite(
+        found,
+        key,
+        text,
+        Template(arguments),
+        spec["operands"],
+        Template(own_results),
+        tuple((a, b) for a, b in spec["in_place"]),
+        spec["side_effect"],
+        True,
+    )
+    return site.registration().target
+
+
+def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:
+    callees = {}
+    for platform, ref in spec["references"].items():
+        found = _identity.resolve(ref)
+        callees[platform] = found._callees[platform] if isinstance(found, Function) else found
+    return Function(
+        callees,
+        None,
+        framework=spec["frameworks"],
+        options={
+            "out": spec["out"],
+            "inout": None,
+            "elementwise": spec["elementwise"],
+            "vmap_method": None,
+            "has_side_effect": spec["side_effect"],
+        },
+        name=None,
+    )
+
+
+_core.set_resolver(_resolve)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the primitive to a custom call: the only user of jax.ffi."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.export
+import numpy as np
+
+from . import _adapters, _compat, _core
+from ._errors import PlatformError
+
+if TYPE_CHECKING:
+    from ._function import CallSite
+
+# Two targets, since whether XLA may capture a call is a property of the handler.
+_target = "jaxbridge.call"
+_target_capturable = "jaxbridge.call_capturable"
+
+
+def register_handlers() -> None:
+    """Gives XLA our handlers, for each platform. They wait until its backend is there."""
+    for name, platform, capsule in _core.handlers():
+        jax.ffi.register_ffi_target(name, capsule, platform=platform, api_version=1)
+
+
+def _check_handlers() -> None:
+    # A runtime asks what a handler is when it takes it. One that did not ask speaks another protocol,
+    # and on CUDA it says nothing about that.
+    if _core.ffi_versions()[1] < 0:
+        raise RuntimeError(
+            f"jaxlib {jax.lib.__version__} did not accept jaxbridge's FFI handlers; "
+            f"python -m jaxbridge shows the versions"
+        )
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through."""
+    return [
+        jax.export.DisabledSafetyCheck.custom_call(name) for name in (_target, _target_capturable)
+    ]
+
+
+def lower_call(
+    ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, ...]
+) -> Any:
+    """The lowering rule, on every platform."""
+    del results
+    _check_handlers()
+    for platform in _compat.lowering_platforms(ctx):
+        _check_platform(site, platform, ctx)
+    if not site.durable and _compat.lowering_for_export(ctx):
+        raise NotImplementedError(
+            f"{site.name}: an anonymous function cannot be exported, since no other process could find "
+            f"it; give it a name: call(fn, ..., name=\"...\"), or define it at the top level of a "
+            f"module. Static arguments must be values with a text (numbers, strings, tuples, ...)"
+        )
+    registration = site.registration()
+    if not site.durable:
+        ctx.module_context.add_keepalive(registration)
+    rule = jax.ffi.ffi_lowering(
+        _target,
+        operand_output_aliases=dict(site.in_place),
+        has_side_effect=site.has_side_effect,
+    )
+    return rule(ctx, *operands, key=np.int64(site.key), spec=site.text)
+
+
+def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
+    if platform not in ("cpu", "cuda"):
+        raise PlatformError(
+            f"{site.name}: jaxbridge runs on cpu and cuda, not on {platform}; put the call on the CPU "
+            f'with jax.jit(f, device=jax.devices("cpu")[0]) or jax.default_device'
+        )
+    site.function_on(platform)
+    framework = site.framework_on(platform)
+    if platform not in _compat.local_platforms():
+        return  # another machine runs it: what is installed here does not count
+    at = "cpu" if platform == "cuda" and framework == "numpy" else platform
+    adapter = _adapters.get(framework)
+    for aval in (*ctx.avals_in, *ctx.avals_out):
+        adapter.check_dtype(np.dtype(aval.dtype), at)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The primitive behind an external call, and all its rules."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from . import _compat, _lowering
+from ._errors import BatchingError, DerivativeError
+
+if TYPE_CHECKING:
+    from ._function import CallSite
+
+Result = tuple[tuple[int, ...], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundCall:
+    """A call with its result types: shape and dtype of each, hidden ones of Refs last.
+
+    `refs` are the operands that are `jax.Ref`s.
+    """
+
+    site: "CallSite"
+    results: tuple[Result, ...]
+    refs: tuple[int, ...]
+
+
+call_p = Primitive("jaxbridge_call")
+call_p.multiple_results = True
+
+
+def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
+    """Makes the call; returns the declared results."""
+    if any(_compat.is_concrete_ref(operands[i]) for i in bound.refs):
+        # Reading and writing a Ref are operations of their own when they are not traced together:
+        # only one program updates it in place.
+        with jax.disable_jit(False):
+            return list(_jitted_with_refs(bound, *operands))
+    return _with_refs(bound, *operands)
+
+
+def _with_refs(bound: BoundCall, *operands: Any) -> list[Any]:
+    values = list(operands)
+    for i in bound.refs:
+        values[i] = operands[i][...]
+    outs = _bind_values(bound, values)
+    declared = len(bound.results) - len(bound.refs)
+    for i, out in zip(bound.refs, outs[declared:], strict=True):
+        operands[i][...] = out
+    return outs[:declared]
+
+
+_jitted_with_refs = jax.jit(_with_refs, static_argnums=0)
+
+
+def _bind_values(bound: BoundCall, values: Sequence[Any]) -> list[Any]:
+    if bound.site.options.vmap_method == "batched":
+        outs = _bind(
+            bound.site,
+            tuple(((1, *shape), dtype) for shape, dtype in bound.results),
+            [jnp.expand_dims(v, 0) for v in values],
+        )
+        return [jnp.squeeze(o, 0) for o in outs]
+    return _bind(bound.site, bound.results, values)
+
+
+def _bind(site: "CallSite", results: Sequence[Result], operands: Sequence[Any]) -> list[Any]:
+    operands = _compat.union_manual_axes(operands)
+    # A scope, so that profiles show the function's name.
+    with jax.named_scope(site.name):
+        return list(call_p.bind(*operands, site=site, results=tuple(results)))
+
+
+@call_p.def_effectful_abstract_eval
+def _abstract_eval(
+    *operands: Any, site: "CallSite", results: tuple[Result, ...]
+) -> tuple[list[Any], set[Any]]:
+    effects = {_compat.call_effect} if site.has_side_effect else set()
+    return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
+
+
+@functools.partial(jax.jit, static_argnames=("site", "results"))
+def _run(*operands: Any, site: "CallSite", results: tuple[Result, ...]) -> list[Any]:
+    return list(call_p.bind(*operands, site=site, results=results))
+
+
+@call_p.def_impl
+def _impl(*operands: Any, **params: Any) -> list[Any]:
+    # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
+    with jax.disable_jit(False):
+        return list(_run(*operands, **params))
+
+
+mlir.register_lowering(call_p, _lowering.lower_call)
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    site: "CallSite",
+    results: tuple[Result, ...],
+) -> tuple[list[Any], list[Any]]:
+    inexact = any(jnp.issubdtype(dtype, jnp.inexact) for _, dtype in results)
+    if inexact and any(type(t) is not ad.Zero for t in tangents):
+        raise DerivativeError(
+            f"{site.name}: this external function has no derivative rule; wrap it with jax.custom_jvp "
+            f"or jax.custom_vjp, or stop the gradient before it with jax.lax.stop_gradient"
+        )
+    outs = _bind(site, results, primals)
+    return outs, [ad.Zero.from_primal_value(o) for o in outs]
+
+
+ad.primitive_jvps[call_p] = _jvp
+
+
+# ---- batching ------------------------------------------------------------------------------------
+
+
+def _batch(
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    site: "CallSite",
+    results: tuple[Result, ...],
+) -> tuple[list[Any], list[int]]:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    mapped = [d is not None for d in dims]
+    front = [
+        jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)
+    ]
+    method = site.options.vmap_method
+    if site.options.elementwise:
+        outs = _batch_elementwise(site, results, front, mapped, size)
+    elif method == "broadcast_all" or method == "expand_dims":
+        outs = _batch_expanded(site, results, front, mapped, size, method == "broadcast_all")
+    elif method == "batched":
+        outs = _batch_merged(site, results, front, mapped, size)
+    elif method in ("sequential", "sequential_unrolled"):
+        outs = _batch_sequential(site, results, front, mapped, method == "sequential_unrolled")
+    else:
+        raise BatchingError(
+            f"{site.name}: vmap needs to know how: give the Function vmap_method= ('sequential' calls "
+            f"it once for each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole "
+            f"batches), or elementwise=True"
+        )
+    return outs, [0] * len(outs)
+
+
+def _batched(results: Sequence[Result], size: int) -> tuple[Result, ...]:
+    return tuple(((size, *shape), dtype) for shape, dtype in results)
+
+
+def _broadcast(x: Any, size: int) -> Any:
+    return jnp.broadcast_to(x, (size, *x.shape))
+
+
+def _batch_expanded(
+    site: "CallSite",
+    results: Sequence[Result],
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    size: int,
+    broadcast_all: bool,
+) -> list[Any]:
+    updated = {operand for operand, _ in site.in_place}
+    full = [
+        x if m else _broadcast(x, size if broadcast_all or i in updated else 1)
+        for i, (x, m) in enumerate(zip(operands, mapped, strict=True))
+    ]
+    return _bind(site, _batched(results, size), full)
+
+
+def _batch_elementwise(
+    site: "CallSite",
+    results: Sequence[Result],
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    size: int,
+) -> list[Any]:
+    # NumPy aligns shapes at the end: a mapped operand of lower rank gets axes behind the batch axis.
+    rank = max([len(shape) for shape, _ in results], default=0)
+    updated = {operand for operand, _ in site.in_place}
+    aligned = []
+    for i, (x, m) in enumerate(zip(operands, mapped, strict=True)):
+        if m:
+            x = x.reshape((size, *(1,) * (rank - (x.ndim - 1)), *x.shape[1:]))
+        elif i in updated:
+            x = _broadcast(x, size)
+        aligned.append(x)
+    return _bind(site, _batched(results, size), aligned)
+
+
+def _batch_merged(
+    site: "CallSite",
+    results: Sequence[Result],
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    size: int,
+) -> list[Any]:
+    # Every operand has one batch axis already, of length n; the function sees one of size * n.
+    full = [x if m else _broadcast(x, size) for x, m in zip(operands, mapped, strict=True)]
+    merged = [x.reshape((x.shape[0] * x.shape[1], *x.shape[2:])) for x in full]
+    outs = _bind(
+        site, tuple(((size * shape[0], *shape[1:]), dtype) for shape, dtype in results), merged
+    )
+    return [o.reshape((size, *shape)) for o, (shape, _) in zip(outs, results, strict=True)]
+
+
+def _batch_sequential(
+    site: "CallSite",
+    results: Sequence[Result],
+    operands: Sequence[Any],
+    mapped: Sequence[bool],
+    unroll: bool,
+) -> list[Any]:
+    def one(_: None, moving: list[Any]) -> tuple[None, list[Any]]:
+        rest = iter(moving)
+        values = [next(rest) if m else x for x, m in zip(operands, mapped, strict=True)]
+        return None, _bind(site, results, values)
+
+    moving = [x for x, m in zip(operands, mapped, strict=True) if m]
+    _, outs = jax.lax.scan(one, None, moving, unroll=unroll)
+    return list(outs)
+
+
+batching.primitive_batchers[call_p] = _batch

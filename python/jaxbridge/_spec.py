@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical text of a call, which the program carries, and the trees that it describes.
+
+The text holds what is needed to make the call again in another process: references to functions,
+frameworks, where operands and static values stand among the arguments, the results' tree. It is JSON
+with sorted keys: the same call gives the same text in every process.
+"""
+
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _identity
+
+
+class Slot:
+    """Stands in a tree for the operand or the result of that number."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slot) and other.index == self.index
+
+    def __hash__(self) -> int:
+        return hash(self.index)
+
+    def __repr__(self) -> str:
+        return f"Slot({self.index})"
+
+
+class Template:
+    """A tree in which some leaves are slots; `fill` puts values there.
+
+    Args:
+        tree: any pytree, with `Slot` leaves.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Slot))
+        self._leaves: list[Any] = leaves
+        self.slots: list[tuple[int, int]] = [
+            (position, leaf.index) for position, leaf in enumerate(leaves) if isinstance(leaf, Slot)
+        ]
+        self.tree = tree
+
+    def fill(self, values: Sequence[Any]) -> Any:
+        """The tree with `values[i]` in place of slot i."""
+        leaves = list(self._leaves)
+        for position, index in self.slots:
+            leaves[position] = values[index]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def paths(self) -> dict[int, str]:
+        """The path of each slot, as `jax.tree_util.keystr` writes it."""
+        with_path, _ = jax.tree_util.tree_flatten_with_path(
+            self.tree, is_leaf=lambda x: isinstance(x, Slot)
+        )
+        return {
+            leaf.index: jax.tree_util.keystr(path)
+            for path, leaf in with_path
+            if isinstance(leaf, Slot)
+        }
+
+
+
+
+def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
+    """A JSON value for `tree`, and whether another process can decode it.
+
+    Args:
+        tree: a tree of tuples, lists, dicts, named tuples and leaves, `Slot` among them.
+        opaque: gives a token for what has no text of its own; equal tokens for equal things.
+    """
+    portable = True
+
+    def walk(x: Any) -> Any:
+        nonlocal portable
+        match x:
+            case Slot():
+                return ["slot", x.index]
+            case None:
+                return None
+            case bool() | str():
+                return x
+            case enum.Enum() if (ref := _identity.reference(type(x))) is not None:
+                return ["enum", ref, x.name]
+            case _ if type(x) is int:
+                return ["int", str(x)]
+            case _ if type(x) is float:
+                return ["float", x.hex()]
+            case _ if type(x) is complex:
+                return ["complex", x.real.hex(), x.imag.hex()]
+            case _ if type(x) is bytes:
+                return ["bytes", x.hex()]
+            case _ if x is Ellipsis:
+                return ["ellipsis"]
+            case _ if type(x) is slice:
+                return ["slice", walk(x.start), walk(x.stop), walk(x.step)]
+            case _ if type(x) is tuple:
+                return ["tuple", [walk(y) for y in x]]
+            case _ if type(x) is list:
+                return ["list", [walk(y) for y in x]]
+            case _ if type(x) is dict and all(isinstance(k, str) for k in x):
+                return ["dict", [[k, walk(x[k])] for k in sorted(x)]]
+            case _ if type(x) is frozenset:
+                return ["frozenset", sorted((walk(y) for y in x), key=json.dumps)]
+            case tuple() if hasattr(x, "_fields") and _identity.reference(type(x)):
+                return ["namedtuple", _identity.reference(type(x)), [walk(y) for y in x]]
+            case np.dtype() if x.names is None and x.subdtype is None:
+                return ["dtype", x.name]
+            case _ if callable(x) and (ref := _identity.reference(x)) is not None:
+                identity = _identity.fingerprint(x)
+                if _identity.is_told(identity):
+                    return ["reference", ref, identity]
+        portable = False
+        leaves, treedef = jax.tree.flatten(x, is_leaf=lambda y: isinstance(y, Slot))
+        if jax.tree_util.treedef_is_leaf(treedef):
+            return ["opaque", opaque(x)]
+        # A node of a registered class: its kind is told by its treedef, which compares by content.
+        return ["node", opaque(treedef), [walk(leaf) for leaf in leaves]]
+
+    return walk(tree), portable
+
+
+def decode(node: Any) -> Any:
+    """The tree that `encode` was given.
+
+    Raises:
+        LookupError: a module that it refers to is not imported.
+    """
+    if node is None or isinstance(node, (bool, str)):
+        return node
+    kind, *rest = node
+    match kind:
+        case "slot":
+            return Slot(rest[0])
+        case "int":
+            return int(rest[0])
+        case "float":
+            return float.fromhex(rest[0])
+        case "complex":
+            return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+        case "bytes":
+            return bytes.fromhex(rest[0])
+        case "ellipsis":
+            return Ellipsis
+        case "slice":
+            return slice(*map(decode, rest))
+        case "tuple":
+            return tuple(map(decode, rest[0]))
+        case "list":
+            return list(map(decode, rest[0]))
+        case "dict":
+            return {k: decode(v) for k, v in rest[0]}
+        case "frozenset":
+            return frozenset(map(decode, rest[0]))
+        case "namedtuple":
+            return _identity.resolve(rest[0])(*map(decode, rest[1]))
+        case "dtype":
+            return jax.numpy.dtype(rest[0])
+        case "enum":
+            return _identity.resolve(rest[0])[rest[1]]
+        case "reference":
+            return _identity.resolve(rest[0])
+        case _:
+            raise LookupError(f"a value of kind {kind!r} exists in one process only")
+
+
+def to_text(spec: dict[str, Any]) -> str:
+    """The canonical text."""
+    return json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def key_of(text: str) -> int:
+    """The key of a call: a signed 64-bit hash of its text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)

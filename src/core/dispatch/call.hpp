@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// One decoded call frame, and the reusable memory it is decoded into.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "jaxbridge/abi/xla_ffi.hpp"
+#include "jaxbridge/attributes.hpp"
+#include "jaxbridge/buffer.hpp"
+#include "jaxbridge/device.hpp"
+#include "jaxbridge/status.hpp"
+#include "jaxbridge/stream.hpp"
+
+namespace jaxbridge::dispatch {
+
+/// What XLA asks for: which function, on what memory, where. Valid until the handler returns.
+struct call {
+  std::int64_t key = 0;
+  std::string_view spec;
+  jaxbridge::device device;
+  /// XLA's stream for this call; null on the CPU.
+  stream_ref stream;
+  std::span<const any_buffer> operands;
+  std::span<const any_buffer> results;
+};
+
+/// Memory that a thread uses again for each call's list of buffers. A call within a call (a callee
+/// that runs another program) takes the next block, so that the outer call's lists stay as they are.
+class call_memory {
+ public:
+  /// A list of `count` buffers from this thread's memory; it lives until the object dies.
+  explicit call_memory(std::size_t count) noexcept;
+  ~call_memory();
+  call_memory(const call_memory&) = delete;
+  call_memory& operator=(const call_memory&) = delete;
+
+  /// Null where there was no memory.
+  [[nodiscard]] any_buffer* data() const noexcept { return data_; }
+
+ private:
+  any_buffer* data_ = nullptr;
+};
+
+/// Reads `frame` into `out`, whose lists lie in `memory`, made for `buffer_count(frame)` buffers.
+/// Every field that is read is checked first: struct sizes, counts, argument types, element types.
+[[nodiscard]] status decode(const abi::xla_ffi::call_frame& frame, platform where,
+                            any_buffer* memory, call& out) noexcept;
+
+/// How many operands and results `frame` has; an error for counts that no frame can have.
+[[nodiscard]] result<std::size_t> buffer_count(const abi::xla_ffi::call_frame& frame) noexcept;
+
+}  // namespace jaxbridge::dispatch

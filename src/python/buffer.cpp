@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/buffer.hpp"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "core/cuda/stream_order.hpp"
+#include "core/exit.hpp"
+#include "core/memory/dlpack_export.hpp"
+#include "jaxbridge/abi/dlpack.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+namespace dlpack = abi::dlpack;
+
+// From our names to NumPy's dtype objects. Never destroyed: see exit.hpp.
+nb::dict& dtypes() {
+  static nb::dict& table = *new nb::dict;
+  return table;
+}
+
+const call_buffer& live(const call_buffer& b) {
+  if (b.revoked) {
+    throw nb::value_error(
+        "this buffer belongs to a call that has ended, and its memory is XLA's again; copy what is "
+        "needed later inside the function");
+  }
+  return b;
+}
+
+std::string array_interface_typestr(const buffer_layout& layout) {
+  const nb::object text = layout.numpy_dtype.attr("str");
+  return nb::cast<std::string>(text);
+}
+
+nb::dict array_interface(const call_buffer& b, int version) {
+  nb::dict out;
+  out["shape"] = b.layout->shape_tuple;
+  out["typestr"] = array_interface_typestr(*b.layout);
+  out["data"] = nb::make_tuple(reinterpret_cast<std::uintptr_t>(b.data), b.readonly);
+  out["version"] = version;
+  out["strides"] = nb::none();
+  return out;
+}
+
+nb::dict cpu_interface(nb::handle self) {
+  const call_buffer& b = live(nb::cast<call_buffer&>(self));
+  if (b.device.platform != platform::cpu) {
+    PyErr_SetString(PyExc_AttributeError, "__array_interface__: this buffer is on CUDA");
+    throw nb::python_error();
+  }
+  return array_interface(b, 3);
+}
+
+nb::dict cuda_interface(const call_buffer& b) {
+  if (live(b).device.platform != platform::cuda) {
+    PyErr_SetString(PyExc_AttributeError, "__cuda_array_interface__: this buffer is on the CPU");
+    throw nb::python_error();
+  }
+  nb::dict out = array_interface(b, 3);
+  // The protocol forbids 0, and its 1 is CUDA's legacy default stream.
+  const std::uintptr_t stream = b.stream.address();
+  out["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
+  return out;
+}
+
+void release_owner(void* owner) noexcept {
+  // Frameworks delete on any thread, without the GIL, and at exit.
+  if (exiting()) return;
+  const nb::gil_scoped_acquire gil;
+  Py_DECREF(static_cast<PyObject*>(owner));
+}
+
+// A capsule that nobody consumed frees its tensor.
+template <class Managed>
+void free_unconsumed(PyObject* capsule, const char* name) noexcept {
+  if (PyCapsule_IsValid(capsule, name) == 0) return;
+  auto* tensor = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
+  if (tensor->deleter != nullptr) tensor->deleter(tensor);
+}
+
+nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& max_version) {
+  const call_buffer& b = live(nb::cast<call_buffer&>(self));
+  const memory::dlpack_source source{b.data,   b.layout->dtype, b.layout->shape,
+                                     b.device, b.readonly,      self.ptr(), &release_owner};
+  PyObject* capsule = nullptr;
+  if (max_version && max_version->first >= 1) {
+    const result<dlpack::managed_tensor_versioned*> made = memory::export_versioned(source);
+    if (!made.ok()) throw nb::buffer_error(made.error().message().c_str());
+    Py_INCREF(self.ptr());
+    capsule = PyCapsule_New(made.value(), "dltensor_versioned", [](PyObject* c) {
+      free_unconsumed<dlpack::managed_tensor_versioned>(c, "dltensor_versioned");
+    });
+  } else {
+    const result<dlpack::managed_tensor*> made = memory::export_unversioned(source);
+    if (!made.ok()) throw nb::buffer_error(made.error().message().c_str());
+    Py_INCREF(self.ptr());
+    capsule = PyCapsule_New(made.value(), "dltensor", [](PyObject* c) {
+      free_unconsumed<dlpack::managed_tensor>(c, "dltensor");
+    });
+  }
+  if (capsule == nullptr) throw nb::python_error();
+  return nb::steal(capsule);
+}
+
+// PEP 3118: plain bytes. NumPy gives them dtype and shape, ml_dtypes' included.
+int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
+  const call_buffer* b = nb::inst_ptr<call_buffer>(nb::handle(self));
+  if (b->revoked || b->device.platform != platform::cpu) {
+    PyErr_SetString(PyExc_BufferError,
+                    b->revoked ? "this buffer belongs to a call that has ended"
+                               : "this buffer is on CUDA: the host cannot read it");
+    view->obj = nullptr;
+    return -1;
+  }
+  // XLA may give no address for an array without elements; a buffer must have one.
+  static char nothing = 0;
+  void* data = b->data == nullptr ? &nothing : b->data;
+  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(b->layout->size_bytes),
+                           b->readonly ? 1 : 0, flags);
+}
+
+PyType_Slot buffer_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&get_buffer)},
+    {0, nullptr},
+};
+
+}  // namespace
+
+void set_dtypes(nb::dict by_name) { dtypes() = std::move(by_name); }
+
+nb::object numpy_dtype(jaxbridge::dtype type) {
+  const std::string_view text = name(type);
+  const nb::str key(text.data(), text.size());
+  if (!dtypes().contains(key)) {
+    throw nb::type_error(("element type " + std::string(text) +
+                          " is not known to the installed NumPy and ml_dtypes; cast it before the "
+                          "call")
+                             .c_str());
+  }
+  return dtypes()[key];
+}
+
+std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {
+  auto layout = std::make_shared<buffer_layout>();
+  layout->dtype = b.dtype;
+  layout->shape.assign(b.shape.begin(), b.shape.end());
+  layout->numpy_dtype = numpy_dtype(b.dtype);
+  nb::list extents;
+  for (const std::int64_t extent : b.shape) extents.append(extent);
+  layout->shape_tuple = nb::tuple(extents);
+  layout->size_bytes = b.size_bytes();
+  return layout;
+}
+
+void bind_buffer(nb::module_& m) {
+  nb::class_<call_buffer>(m, "Buffer", nb::type_slots(buffer_slots),
+                          "A dense row-major array that XLA owns, for the time of one call.")
+      .def_prop_ro(
+          "pointer",
+          [](const call_buffer& b) { return reinterpret_cast<std::uintptr_t>(live(b).data); },
+          "Address of the first element; may be 0 where there are no elements.")
+      .def_prop_ro(
+          "shape", [](const call_buffer& b) { return b.layout->shape_tuple; },
+          nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def_prop_ro(
+          "dtype", [](const call_buffer& b) { return b.layout->numpy_dtype; },
+          nb::sig("def dtype(self) -> numpy.dtype"), "NumPy's or ml_dtypes' dtype.")
+      .def_prop_ro("ndim", [](const call_buffer& b) { return b.layout->shape.size(); })
+      .def_prop_ro("nbytes", [](const call_buffer& b) { return b.layout->size_bytes; })
+      .def_prop_ro(
+          "platform", [](const call_buffer& b) { return name(b.device.platform); },
+          nb::sig("def platform(self) -> str"), "\"cpu\" or \"cuda\".")
+      .def_prop_ro("ordinal", [](const call_buffer& b) { return b.device.ordinal; },
+                   "The device within its platform.")
+      .def_prop_ro("stream", [](const call_buffer& b) { return b.stream.address(); },
+                   "XLA's CUstream for this call; 0 on the CPU.")
+      .def_prop_ro("readonly", [](const call_buffer& b) { return b.readonly; })
+      .def_prop_ro("__array_interface__",
+                   [](nb::handle_t<call_buffer> self) { return cpu_interface(self); })
+      .def_prop_ro("__cuda_array_interface__", &cuda_interface)
+      .def(
+          "__dlpack_device__",
+          [](const call_buffer& b) {
+            const dlpack::device d = memory::dlpack_device(live(b).device);
+            return nb::make_tuple(static_cast<int>(d.type), d.id);
+          },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
+      .def(
+          "__dlpack__",
+          [](nb::handle_t<call_buffer> self, nb::object stream,
+             const std::optional<std::pair<int, int>>& max_version, nb::object dl_device,
+             nb::object copy_requested) {
+            const call_buffer& b = nb::cast<call_buffer&>(self);
+            if (!dl_device.is_none()) {
+              const dlpack::device d = memory::dlpack_device(b.device);
+              if (!dl_device.equal(nb::make_tuple(static_cast<int>(d.type), d.id))) {
+                throw nb::buffer_error("a buffer of a call cannot move to another device");
+              }
+            }
+            if (!copy_requested.is_none() && nb::cast<bool>(copy_requested)) {
+              throw nb::buffer_error("a buffer of a call is not copied; copy the array made of it");
+            }
+            // Work of this call is ordered on XLA's stream. A consumer on another one waits for it.
+            if (b.device.platform == platform::cuda && !stream.is_none()) {
+              const long long asked = nb::cast<long long>(stream);
+              if (asked == 0) throw nb::value_error("stream=0 is not allowed by DLPack; use 1 or 2");
+              if (asked != -1) {
+                const auto handle = static_cast<std::uintptr_t>(asked == 1 ? 0 : asked);
+                const stream_ref consumer(reinterpret_cast<void*>(handle));
+                if (consumer != b.stream) {
+                  const status s = cuda::order(b.stream, consumer);
+                  if (!s.ok()) throw std::runtime_error(s.message());
+                }
+              }
+            }
+            return to_dlpack(self, max_version);
+          },
+          nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
+          nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] "
+                  "| None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = "
+                  "None) -> object"))
+      .def("__repr__", [](const call_buffer& b) {
+        const nb::object text =
+            nb::str("Buffer({}, {}, {}:{}{}{})")
+                .attr("format")(b.layout->shape_tuple, b.layout->numpy_dtype,
+                                name(b.device.platform), b.device.ordinal,
+                                b.readonly ? ", readonly" : "", b.revoked ? ", ended" : "");
+        return nb::cast<std::string>(text);
+      });
+  m.def("set_dtypes", &set_dtypes, nb::arg("by_name"));
+  m.def("dtype_names", [] {
+    nb::list out;
+#define JAXBRIDGE_ENTRY(id, text, xla, bits, dlpack) out.append(text);
+    JAXBRIDGE_DTYPES(JAXBRIDGE_ENTRY)
+#undef JAXBRIDGE_ENTRY
+    return out;
+  });
+  m.def(
+      "held",
+      [](const nb::list& buffers) {
+        nb::list out;
+        for (std::size_t i = 0; i < nb::len(buffers); ++i) {
+          if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
+            out.append(i);
+          }
+        }
+        return out;
+      },
+      nb::arg("objects"), "Positions of those that something besides this list refers to.");
+}
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/driver.hpp"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "core/cuda/context.hpp"
+#include "core/cuda/device_memory.hpp"
+#include "core/cuda/driver.hpp"
+#include "core/cuda/stream_order.hpp"
+#include "python/buffer.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+void raise_error(const status& s) {
+  if (!s.ok()) throw std::runtime_error(s.message());
+}
+
+stream_ref stream_at(std::uintptr_t handle) { return stream_ref(reinterpret_cast<void*>(handle)); }
+
+// Runs `work` without the GIL and with the device's primary context current.
+template <class Work>
+void on_device(int ordinal, const Work& work) {
+  status s;
+  {
+    const nb::gil_scoped_release no_gil;
+    const result<cuda::context_scope> scope = cuda::context_scope::enter(ordinal);
+    s = scope.ok() ? work() : scope.error();
+  }
+  raise_error(s);
+}
+
+void copy(const call_buffer& from, const call_buffer& to) {
+  if (from.layout->size_bytes != to.layout->size_bytes || from.device != to.device) {
+    throw nb::value_error("buffers of other size or on another device cannot be copied");
+  }
+  if (from.revoked || to.revoked) throw nb::value_error("the buffer's call has ended");
+  if (to.readonly) throw nb::value_error("the destination is read-only");
+  const std::size_t bytes = from.layout->size_bytes;
+  if (bytes == 0 || from.data == to.data) return;
+  if (from.device.platform == platform::cpu) {
+    std::memmove(to.data, from.data, bytes);
+  } else {
+    on_device(to.device.ordinal, [&] { return cuda::copy(to.data, from.data, bytes, to.stream); });
+  }
+}
+
+void fill(const call_buffer& b, unsigned char value) {
+  if (b.revoked || b.readonly) throw nb::value_error("the buffer cannot be written");
+  const std::size_t bytes = b.layout->size_bytes;
+  if (bytes == 0) return;
+  if (b.device.platform == platform::cpu) {
+    std::memset(b.data, value, bytes);
+  } else {
+    on_device(b.device.ordinal, [&] { return cuda::fill(b.data, value, bytes, b.stream); });
+  }
+}
+
+}  // namespace
+
+void bind_driver(nb::module_& m) {
+  m.def(
+      "stream_order",
+      [](std::uintptr_t from, std::uintptr_t to, int ordinal) {
+        on_device(ordinal, [&] { return cuda::order(stream_at(from), stream_at(to)); });
+      },
+      nb::arg("from_stream"), nb::arg("to_stream"), nb::arg("ordinal"),
+      "Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the "
+      "legacy default stream.");
+  m.def(
+      "synchronize",
+      [](std::uintptr_t stream, int ordinal) {
+        on_device(ordinal, [&] { return cuda::synchronize(stream_at(stream)); });
+      },
+      nb::arg("stream"), nb::arg("ordinal"), "The host waits for the stream.");
+  m.def("copy", &copy, nb::arg("source"), nb::arg("destination"),
+        "Copies a buffer of this call; on CUDA on the call's stream.");
+  m.def("fill", &fill, nb::arg("buffer"), nb::arg("value"),
+        "Sets every byte of a buffer of this call; on CUDA on the call's stream.");
+  m.def(
+      "driver_info",
+      [] {
+        const status s = [] {
+          const nb::gil_scoped_release no_gil;
+          return cuda::driver::status();
+        }();
+        const cuda::driver_info& info = cuda::driver::info();
+        nb::list missing;
+        for (const char* name : info.missing) missing.append(name);
+        int count = 0;
+        if (s.ok()) count = cuda::device_count();
+        nb::dict out;
+        out["error"] = s.ok() ? nb::none() : nb::object(nb::str(s.message().c_str()));
+        out["path"] = info.path;
+        out["version"] = info.version;
+        out["missing"] = missing;
+        out["devices"] = count;
+        return out;
+      },
+      nb::sig("def driver_info() -> dict[str, object]"),
+      "Loads the driver and says what was found: error, path, version, missing, devices.");
+}
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension module: what each bound noun is, stands in that noun's file.
+#include "core/exit.hpp"
+#include "python/buffer.hpp"
+#include "python/current_call.hpp"
+#include "python/driver.hpp"
+#include "python/py.hpp"
+#include "python/python_target.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "The part of jaxbridge that is written in C++.";
+#if defined(JAXBRIDGE_LEAK_WARNINGS)
+  nb::set_leak_warnings(true);
+#else
+  nb::set_leak_warnings(false);
+#endif
+  jaxbridge::python::bind_buffer(m);
+  jaxbridge::python::bind_current_call(m);
+  jaxbridge::python::bind_driver(m);
+  jaxbridge::python::bind_target(m);
+  m.def("begin_exit", &jaxbridge::begin_exit,
+        "From now on nothing calls Python or CUDA; called through atexit.");
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/python_target.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/cuda/staging.hpp"
+#include "core/dispatch/entry_points.hpp"
+#include "core/exit.hpp"
+#include "python/current_call.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+// A bound on the plans of one target: a program exported with symbolic shapes can bring any number.
+constexpr std::size_t max_plans = 64;
+
+bool same_layouts(std::span<const any_buffer> buffers,
+                  const std::vector<std::shared_ptr<const buffer_layout>>& layouts) {
+  return std::equal(buffers.begin(), buffers.end(), layouts.begin(), layouts.end(),
+                    [](const any_buffer& b, const std::shared_ptr<const buffer_layout>& l) {
+                      return b.dtype == l->dtype &&
+                             std::equal(b.shape.begin(), b.shape.end(), l->shape.begin(),
+                                        l->shape.end());
+                    });
+}
+
+std::vector<std::shared_ptr<const buffer_layout>> make_layouts(
+    std::span<const any_buffer> buffers) {
+  std::vector<std::shared_ptr<const buffer_layout>> layouts;
+  layouts.reserve(buffers.size());
+  for (const any_buffer& b : buffers) layouts.push_back(make_layout(b));
+  return layouts;
+}
+
+nb::list describe(const std::vector<std::shared_ptr<const buffer_layout>>& layouts) {
+  nb::list out;
+  for (const auto& l : layouts) out.append(nb::make_tuple(l->numpy_dtype, l->shape_tuple));
+  return out;
+}
+
+// The positions in `buffers` of those that something besides the list refers to.
+nb::list held_positions(const nb::list& buffers, std::size_t offset) {
+  nb::list out;
+  const std::size_t n = nb::len(buffers);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
+      out.append(offset + i);
+    }
+  }
+  return out;
+}
+
+// A pinned block that holds the operands of `c`, each at its offset.
+result<cuda::staging_block> to_host(const dispatch::call& c, std::size_t size_bytes,
+                                    const std::vector<std::size_t>& offsets) {
+  result<cuda::staging_block> block =
+      cuda::staging_block::lease(c.device.ordinal, c.stream, size_bytes);
+  if (!block.ok()) return block;
+  for (std::size_t i = 0; i < c.operands.size(); ++i) {
+    if (status s = block.value().to_host(offsets[i], c.operands[i].data,
+                                         c.operands[i].size_bytes());
+        !s.ok()) {
+      return s;
+    }
+  }
+  if (status s = block.value().wait(); !s.ok()) return s;
+  return block;
+}
+
+void revoke(const nb::list& buffers) {
+  const std::size_t n = nb::len(buffers);
+  for (std::size_t i = 0; i < n; ++i) nb::cast<call_buffer&>(buffers[i]).revoked = true;
+}
+
+}  // namespace
+
+python_target::python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
+                             std::vector<index_pair> in_place)
+    : make_plan_(std::move(make_plan)),
+      on_error_(std::move(on_error)),
+      on_held_(std::move(on_held)),
+      in_place_(std::move(in_place)) {
+  for (const auto& [operand, result] : in_place_) {
+    if (writable_operand_.size() <= operand) writable_operand_.resize(operand + 1);
+    writable_operand_[operand] = true;
+  }
+}
+
+python_target::~python_target() {
+  if (exiting()) {
+    // Python may be gone: its objects are left where they are.
+    (void)make_plan_.release();
+    (void)on_error_.release();
+    (void)on_held_.release();
+    for (std::shared_ptr<const plan>& p : plans_) new std::shared_ptr<const plan>(std::move(p));
+    return;
+  }
+  // The last owner can be one of XLA's threads.
+  const nb::gil_scoped_acquire gil;
+  make_plan_.reset();
+  on_error_.reset();
+  on_held_.reset();
+  plans_.clear();
+}
+
+status python_target::check_in_place(const dispatch::call& c) const {
+  for (const auto& [operand, result] : in_place_) {
+    if (operand >= c.operands.size() || result >= c.results.size()) {
+      return {status_code::internal, "in-place operand " + std::to_string(operand) +
+                                         " or result " + std::to_string(result) +
+                                         " is not in the call"};
+    }
+    const any_buffer& in = c.operands[operand];
+    if (in.data != c.results[result].data && in.size() > 0) {
+      return {status_code::internal,
+              "operand " + std::to_string(operand) +
+                  " is declared in place, but XLA gave its result other memory; the update would "
+                  "be lost. Please report this with the program."};
+    }
+  }
+  return {};
+}
+
+std::shared_ptr<const plan> python_target::plan_for(const dispatch::call& c) {
+  const auto find = [&]() -> std::shared_ptr<const plan> {
+    for (const std::shared_ptr<const plan>& p : plans_) {
+      if (p->where == c.device.platform && same_layouts(c.operands, p->operands) &&
+          same_layouts(c.results, p->results)) {
+        return p;
+      }
+    }
+    return nullptr;
+  };
+  if (std::shared_ptr<const plan> found = find(); found != nullptr) return found;
+
+  auto fresh = std::make_shared<plan>();
+  fresh->where = c.device.platform;
+  fresh->operands = make_layouts(c.operands);
+  fresh->results = make_layouts(c.results);
+  const nb::object made = make_plan_(name(fresh->where), describe(fresh->operands),
+                                     describe(fresh->results));
+  fresh->run = made[0];
+  fresh->staged = nb::cast<bool>(made[1]);
+  // Making it ran Python, so that another thread may have come first.
+  if (std::shared_ptr<const plan> found = find(); found != nullptr) return found;
+  if (plans_.size() >= max_plans) plans_.erase(plans_.begin());
+  plans_.push_back(fresh);
+  return fresh;
+}
+
+void python_target::run(const plan& p, const dispatch::call& c, const std::vector<void*>* host) {
+  const std::size_t operand_count = c.operands.size();
+  const device where = host == nullptr ? c.device : device{platform::cpu, 0};
+  const stream_ref stream = host == nullptr ? c.stream : stream_ref();
+  nb::list operands;
+  nb::list results;
+  for (std::size_t i = 0; i < operand_count; ++i) {
+    const bool writable = i < writable_operand_.size() && writable_operand_[i];
+    void* data = host == nullptr ? c.operands[i].data : (*host)[i];
+    operands.append(nb::cast(call_buffer{data, p.operands[i], where, stream, !writable, false}));
+  }
+  for (std::size_t i = 0; i < c.results.size(); ++i) {
+    void* data = host == nullptr ? c.results[i].data : (*host)[operand_count + i];
+    results.append(nb::cast(call_buffer{data, p.results[i], where, stream, false, false}));
+  }
+
+  // The lease of the views ends here, whether the function returned or raised: nothing but our two
+  // lists may refer to the buffers any more.
+  const auto end_lease = [&](const nb::object& exception) {
+    nb::list held = held_positions(operands, 0);
+    for (nb::handle i : held_positions(results, operand_count)) held.append(i);
+    if (nb::len(held) == 0) return;
+    // on_held looks again, after one collection, and raises where it was no false alarm.
+    try {
+      on_held_(held, operands, results, exception);
+    } catch (...) {
+      revoke(operands);
+      revoke(results);
+      throw;
+    }
+  };
+
+  const current_call_scope scope(c);
+  try {
+    p.run(operands, results, c.device.ordinal, c.stream.address());
+  } catch (nb::python_error& raised) {
+    // An exception's frames hold views legitimately; on_held clears them.
+    const nb::object exception = nb::borrow(raised.value());
+    end_lease(exception);
+    throw;
+  }
+  end_lease(nb::none());
+}
+
+status python_target::invoke_with_gil(const dispatch::call& c) {
+  ++calls_;
+  if (status s = check_in_place(c); !s.ok()) return s;
+  const std::shared_ptr<const plan> p = plan_for(c);
+  if (!p->staged) {
+    run(*p, c, nullptr);
+    return {};
+  }
+
+  // The callee works on the host: operands come over, results go back, in one pinned block.
+  cuda::staging_layout layout;
+  std::vector<std::size_t> offsets;
+  offsets.reserve(c.operands.size() + c.results.size());
+  for (const any_buffer& b : c.operands) offsets.push_back(layout.add(b.size_bytes()));
+  for (const any_buffer& b : c.results) offsets.push_back(layout.add(b.size_bytes()));
+  // An in-place operand and its result are one memory on the host too.
+  for (const auto& [operand, result] : in_place_) {
+    offsets[c.operands.size() + result] = offsets[operand];
+  }
+  result<cuda::staging_block> leased = [&] {
+    const nb::gil_scoped_release no_gil;
+    return to_host(c, layout.size_bytes(), offsets);
+  }();
+  if (!leased.ok()) return leased.error();
+  cuda::staging_block& block = leased.value();
+  std::vector<void*> host;
+  host.reserve(offsets.size());
+  for (const std::size_t offset : offsets) host.push_back(block.at(offset));
+  run(*p, c, &host);
+  const nb::gil_scoped_release no_gil;
+  for (std::size_t i = 0; i < c.results.size(); ++i) {
+    if (status s = block.to_device(c.results[i].data, offsets[c.operands.size() + i],
+                                   c.results[i].size_bytes());
+        !s.ok()) {
+      return s;
+    }
+  }
+  return {};
+}
+
+status python_target::invoke(const dispatch::call& c) noexcept {
+  if (exiting()) {
+    return {status_code::failed_precondition,
+            "the Python interpreter is shutting down: a call that a program still had to make was "
+            "not made. Wait for results (jax.block_until_ready) before the program ends."};
+  }
+  const nb::gil_scoped_acquire gil;
+  try {
+    return invoke_with_gil(c);
+  } catch (nb::python_error& raised) {
+    const nb::object exception = nb::borrow(raised.value());
+    try {
+      return {status_code::internal, nb::cast<std::string>(on_error_(exception))};
+    } catch (std::exception& second) {
+      return {status_code::internal, std::string(raised.what()) + " (and " + second.what() + ")"};
+    }
+  } catch (std::exception& e) {
+    return {status_code::internal, e.what()};
+  }
+}
+
+void bind_target(nb::module_& m) {
+  nb::class_<python_target>(m, "Target", "What a key stands for: calls Python.")
+      .def(
+          "__init__",
+          [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
+             std::vector<python_target::index_pair> in_place) {
+            new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
+                                     std::move(in_place));
+          },
+          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("in_place"))
+      .def_prop_ro("calls", &python_target::calls, "How often XLA has called it.")
+      .def("clear_plans", &python_target::clear_plans, "Forgets its plans; they are made anew.");
+
+  m.def(
+      "register",
+      [](std::int64_t key, std::shared_ptr<python_target> target) {
+        dispatch::process_registry().add(key, std::move(target));
+      },
+      nb::arg("key"), nb::arg("target"), "Counts one more user of the key.");
+  m.def(
+      "unregister",
+      [](std::int64_t key) {
+        if (!exiting()) dispatch::process_registry().remove(key);
+      },
+      nb::arg("key"), "Counts one user of the key less; the last one takes the target along.");
+  m.def(
+      "registered", [](std::int64_t key) { return dispatch::process_registry().contains(key); },
+      nb::arg("key"));
+  m.def("registry_size", [] { return dispatch::process_registry().size(); });
+  m.def(
+      "set_resolver",
+      [](nb::object resolve) {
+        // Never freed: XLA's threads may ask until the process ends.
+        auto* const kept = new nb::object(std::move(resolve));
+        dispatch::process_registry().set_resolver(
+            [kept](std::int64_t key,
+                   std::string_view spec) -> result<std::shared_ptr<dispatch::target>> {
+              if (exiting()) {
+                return status(status_code::failed_precondition,
+                              "the Python interpreter is shutting down");
+              }
+              const nb::gil_scoped_acquire gil;
+              try {
+                const nb::object found =
+                    (*kept)(key, nb::str(spec.data(), spec.size()));
+                return std::shared_ptr<dispatch::target>(
+                    nb::cast<std::shared_ptr<python_target>>(found));
+              } catch (nb::python_error& raised) {
+                const nb::object text = nb::str(raised.value());
+                return status(status_code::not_found, nb::cast<std::string>(text));
+              } catch (std::exception& e) {
+                return status(status_code::internal, e.what());
+              }
+            });
+      },
+      nb::arg("resolve"),
+      "Sets resolve(key, spec) -> Target, asked for keys that no one has registered.");
+  m.def(
+      "handlers",
+      [] {
+        const auto capsule = [](abi::xla_ffi::handler* h) {
+          return nb::capsule(reinterpret_cast<void*>(h), "xla._CUSTOM_CALL_TARGET");
+        };
+        nb::list out;
+        out.append(nb::make_tuple("jaxbridge.call", "cpu", capsule(&dispatch::call_cpu)));
+        out.append(nb::make_tuple("jaxbridge.call", "CUDA", capsule(&dispatch::call_cuda)));
+        out.append(nb::make_tuple("jaxbridge.call_capturable", "cpu",
+                                  capsule(&dispatch::call_cpu)));
+        out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
+                                  capsule(&dispatch::call_cuda_capturable)));
+        return out;
+      },
+      "(target name, platform, capsule) of each handler.");
+  m.def("ffi_versions", [] {
+    return nb::make_tuple(dispatch::runtime_api_minor(), dispatch::answered_api_minor());
+  }, "Minor FFI version of the runtime (-1: it did not say) and the one that we answered.");
+}
+
+}  // namespace jaxbridge::python
