@@ -26,8 +26,8 @@ class attributes_view {
 
   /// The scalar of exactly the type T; nothing where there is none by that name, or another type.
   template <class T>
-    requires(dtype_of<T> != dtype::invalid)
-  [[nodiscard]] std::optional<T> scalar(std::string_view name) const noexcept {
+  requires(dtype_of<T> != dtype::invalid)
+      [[nodiscard]] std::optional<T> scalar(std::string_view name) const noexcept {
     const void* found = find(name, abi::xla_ffi::attribute_scalar);
     if (found == nullptr) return std::nullopt;
     const auto* value = static_cast<const abi::xla_ffi::scalar*>(found);

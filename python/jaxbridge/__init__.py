@@ -8,6 +8,8 @@ _compat.check_version()
 import atexit as _atexit
 from importlib import metadata as _metadata
 
+import jax
+
 from . import _core as _core
 from . import _errors as errors
 from . import _lowering as _lowering
@@ -37,5 +39,15 @@ __all__ = [
 ]
 
 _core.set_dtypes(_compat.dtype_table(_core.dtype_names()))
-_atexit.register(_core.begin_exit)
+
+
+def _at_exit() -> None:
+    # Calls that were made for their side effect are waited for; after that nothing calls Python.
+    try:
+        jax.effects_barrier()
+    finally:
+        _core.begin_exit()
+
+
+_atexit.register(_at_exit)
 _lowering.register_handlers()

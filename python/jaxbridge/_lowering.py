@@ -7,7 +7,7 @@ import jax
 import jax.export
 import numpy as np
 
-from . import _adapters, _compat, _core
+from . import _adapters, _compat, _core, _plan
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
     at = "cpu" if platform == "cuda" and framework == "numpy" else platform
     adapter = _adapters.get(framework)
     for aval in (*ctx.avals_in, *ctx.avals_out):
-        adapter.check_dtype(np.dtype(aval.dtype), at)
+        _plan.check_array(site.name, adapter, aval.dtype, len(aval.shape), at)

@@ -42,8 +42,8 @@ def make_plan(
     staged = platform == "cuda" and framework == "numpy"
     at = "cpu" if staged else platform
     adapter = _adapters.get(framework)
-    for dtype, _ in [*operands, *results]:
-        adapter.check_dtype(dtype, at)
+    for dtype, shape in [*operands, *results]:
+        check_array(site.name, adapter, dtype, len(shape), at)
 
     view = adapter.view
     in_place_results = {result for _, result in site.in_place}
@@ -90,6 +90,20 @@ def make_plan(
     return run, staged
 
 
+def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -> None:
+    """Whether the framework has such arrays.
+
+    Raises:
+        TypeError: it has no such dtype, or not as many axes.
+    """
+    adapter.check_dtype(np.dtype(dtype), platform)
+    if ndim > adapter.max_ndim:
+        raise TypeError(
+            f'{name}: framework="{adapter.name}" has arrays of {adapter.max_ndim} axes at most, and '
+            f'this one has {ndim}; reshape it before the call, or use framework="buffer"'
+        )
+
+
 def _argument_builder(
     site: "CallSite",
 ) -> Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
@@ -129,7 +143,7 @@ def _result_writer(
                 f"{site.name}: result{paths[position]}: expected an array of {adapter.name}, "
                 f"{_text(dtype, shape)}, got {type(value).__module__}.{type(value).__qualname__}"
             )
-        if got[0] != shape or got[1] != dtype:
+        if (got[0] != shape and (shape or got[0] != adapter.scalar_shape)) or got[1] != dtype:
             raise ResultError(
                 f"{site.name}: result{paths[position]}: expected {_text(dtype, shape)}, "
                 f"got {_text(got[1], got[0])}; change the declared result or convert in the function"

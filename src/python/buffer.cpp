@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/buffer.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 
 #include "core/cuda/stream_order.hpp"
@@ -36,6 +38,45 @@ std::string array_interface_typestr(const buffer_layout& layout) {
   return nb::cast<std::string>(text);
 }
 
+// PEP 3118's text for an element type; null where it has none: ml_dtypes' types.
+const char* buffer_format(jaxbridge::dtype type) noexcept {
+  using enum jaxbridge::dtype;
+  // long, as NumPy's int64 is: its "q" is another type of the same size.
+  static_assert(sizeof(long) == 8);
+  switch (type) {
+    case bool_:
+      return "?";
+    case int8:
+      return "b";
+    case int16:
+      return "h";
+    case int32:
+      return "i";
+    case int64:
+      return "l";
+    case uint8:
+      return "B";
+    case uint16:
+      return "H";
+    case uint32:
+      return "I";
+    case uint64:
+      return "L";
+    case float16:
+      return "e";
+    case float32:
+      return "f";
+    case float64:
+      return "d";
+    case complex64:
+      return "Zf";
+    case complex128:
+      return "Zd";
+    default:
+      return nullptr;
+  }
+}
+
 nb::dict array_interface(const call_buffer& b, int version) {
   nb::dict out;
   out["shape"] = b.layout->shape_tuple;
@@ -52,7 +93,29 @@ nb::dict cpu_interface(nb::handle self) {
     PyErr_SetString(PyExc_AttributeError, "__array_interface__: this buffer is on CUDA");
     throw nb::python_error();
   }
+  if (b.layout->format == nullptr) {
+    // Its text would be that of raw bytes ("V2"), and consumers ask for __array__ next.
+    PyErr_SetString(PyExc_AttributeError, "__array_interface__: it has no text for this dtype");
+    throw nb::python_error();
+  }
   return array_interface(b, 3);
+}
+
+nb::object to_numpy(nb::handle self, nb::handle dtype, nb::handle copy) {
+  const call_buffer& b = live(nb::cast<call_buffer&>(self));
+  if (b.device.platform != platform::cpu) {
+    throw nb::type_error(
+        "this buffer is on CUDA: the host cannot read it; use cupy.asarray(buffer), or "
+        "framework=\"numpy\" for a copy on the host");
+  }
+  if (b.layout->itemsize == 0) {
+    throw nb::type_error(
+        "elements of less than a byte are packed, and NumPy has no such arrays; take "
+        "the bytes: numpy.frombuffer(buffer, \"uint8\")");
+  }
+  const nb::module_ numpy = nb::module_::import_("numpy");
+  const nb::object view = numpy.attr("ndarray")(b.layout->shape_tuple, b.layout->numpy_dtype, self);
+  return numpy.attr("array")(view, dtype, nb::arg("copy") = copy);
 }
 
 nb::dict cuda_interface(const call_buffer& b) {
@@ -84,8 +147,8 @@ void free_unconsumed(PyObject* capsule, const char* name) noexcept {
 
 nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& max_version) {
   const call_buffer& b = live(nb::cast<call_buffer&>(self));
-  const memory::dlpack_source source{b.data,   b.layout->dtype, b.layout->shape,
-                                     b.device, b.readonly,      self.ptr(), &release_owner};
+  const memory::dlpack_source source{b.data,     b.layout->dtype, b.layout->shape, b.device,
+                                     b.readonly, self.ptr(),      &release_owner};
   PyObject* capsule = nullptr;
   if (max_version && max_version->first >= 1) {
     const result<dlpack::managed_tensor_versioned*> made = memory::export_versioned(source);
@@ -106,21 +169,44 @@ nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& 
   return nb::steal(capsule);
 }
 
-// PEP 3118: plain bytes. NumPy gives them dtype and shape, ml_dtypes' included.
+// PEP 3118. Who asks for a format gets the array, who does not gets its bytes.
 int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
   const call_buffer* b = nb::inst_ptr<call_buffer>(nb::handle(self));
-  if (b->revoked || b->device.platform != platform::cpu) {
-    PyErr_SetString(PyExc_BufferError,
-                    b->revoked ? "this buffer belongs to a call that has ended"
-                               : "this buffer is on CUDA: the host cannot read it");
+  const auto refuse = [view](const char* why) {
+    PyErr_SetString(PyExc_BufferError, why);
     view->obj = nullptr;
     return -1;
+  };
+  if (b->revoked) return refuse("this buffer belongs to a call that has ended");
+  if (b->device.platform != platform::cpu) {
+    return refuse("this buffer is on CUDA: the host cannot read it");
   }
   // XLA may give no address for an array without elements; a buffer must have one.
   static char nothing = 0;
   void* data = b->data == nullptr ? &nothing : b->data;
-  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(b->layout->size_bytes),
-                           b->readonly ? 1 : 0, flags);
+  const buffer_layout& layout = *b->layout;
+  if (PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(layout.size_bytes),
+                        b->readonly ? 1 : 0, flags) != 0) {
+    return -1;
+  }
+  constexpr int as_array = PyBUF_FORMAT | PyBUF_ND;
+  if ((flags & as_array) != as_array) return 0;
+  const bool fortran = (flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS;
+  if (layout.format == nullptr || (fortran && layout.shape.size() > 1)) {
+    Py_CLEAR(view->obj);
+    return refuse(fortran ? "this buffer is row-major"
+                          : "the buffer protocol has no text for this dtype; use numpy.asarray");
+  }
+  // The layout lives as long as the object, which the view keeps.
+  static_assert(std::is_same_v<std::int64_t, Py_ssize_t>);
+  view->format = const_cast<char*>(layout.format);
+  view->itemsize = layout.itemsize;
+  view->ndim = static_cast<int>(layout.shape.size());
+  view->shape = const_cast<Py_ssize_t*>(layout.shape.data());
+  view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES
+                      ? const_cast<Py_ssize_t*>(layout.strides.data())
+                      : nullptr;
+  return 0;
 }
 
 PyType_Slot buffer_slots[] = {
@@ -153,6 +239,14 @@ std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {
   for (const std::int64_t extent : b.shape) extents.append(extent);
   layout->shape_tuple = nb::tuple(extents);
   layout->size_bytes = b.size_bytes();
+  layout->format = buffer_format(b.dtype);
+  layout->itemsize = static_cast<std::int64_t>(bit_width(b.dtype) / 8);
+  layout->strides.resize(b.shape.size());
+  std::int64_t stride = layout->itemsize;
+  for (std::size_t axis = b.shape.size(); axis-- > 0;) {
+    layout->strides[axis] = stride;
+    stride *= std::max<std::int64_t>(b.shape[axis], 1);
+  }
   return layout;
 }
 
@@ -174,14 +268,24 @@ void bind_buffer(nb::module_& m) {
       .def_prop_ro(
           "platform", [](const call_buffer& b) { return name(b.device.platform); },
           nb::sig("def platform(self) -> str"), "\"cpu\" or \"cuda\".")
-      .def_prop_ro("ordinal", [](const call_buffer& b) { return b.device.ordinal; },
-                   "The device within its platform.")
-      .def_prop_ro("stream", [](const call_buffer& b) { return b.stream.address(); },
-                   "XLA's CUstream for this call; 0 on the CPU.")
+      .def_prop_ro(
+          "ordinal", [](const call_buffer& b) { return b.device.ordinal; },
+          "The device within its platform.")
+      .def_prop_ro(
+          "stream", [](const call_buffer& b) { return b.stream.address(); },
+          "XLA's CUstream for this call; 0 on the CPU.")
       .def_prop_ro("readonly", [](const call_buffer& b) { return b.readonly; })
       .def_prop_ro("__array_interface__",
                    [](nb::handle_t<call_buffer> self) { return cpu_interface(self); })
       .def_prop_ro("__cuda_array_interface__", &cuda_interface)
+      .def(
+          "__array__",
+          [](nb::handle_t<call_buffer> self, nb::object dtype, nb::object copy) {
+            return to_numpy(self, dtype, copy);
+          },
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> "
+                  "numpy.ndarray"))
       .def(
           "__dlpack_device__",
           [](const call_buffer& b) {
@@ -207,7 +311,8 @@ void bind_buffer(nb::module_& m) {
             // Work of this call is ordered on XLA's stream. A consumer on another one waits for it.
             if (b.device.platform == platform::cuda && !stream.is_none()) {
               const long long asked = nb::cast<long long>(stream);
-              if (asked == 0) throw nb::value_error("stream=0 is not allowed by DLPack; use 1 or 2");
+              if (asked == 0)
+                throw nb::value_error("stream=0 is not allowed by DLPack; use 1 or 2");
               if (asked != -1) {
                 const auto handle = static_cast<std::uintptr_t>(asked == 1 ? 0 : asked);
                 const stream_ref consumer(reinterpret_cast<void*>(handle));

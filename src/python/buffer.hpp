@@ -21,10 +21,15 @@ struct buffer_layout {
   nb::object numpy_dtype;
   nb::object shape_tuple;
   std::size_t size_bytes = 0;
+  // For the buffer protocol: null where it has no text for the element type, else with the strides
+  // of a row-major array.
+  const char* format = nullptr;
+  std::int64_t itemsize = 0;
+  std::vector<std::int64_t> strides;
 };
 
-/// XLA's memory for the time of one call. Whatever a framework makes of it refers to this object, so
-/// that its reference count tells whether a view is still alive when the call ends.
+/// XLA's memory for the time of one call. Whatever a framework makes of it refers to this object,
+/// so that its reference count tells whether a view is still alive when the call ends.
 struct call_buffer {
   void* data = nullptr;
   std::shared_ptr<const buffer_layout> layout;

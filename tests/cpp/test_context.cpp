@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Primary contexts, and what is current in a scope and after it.
-#include "core/cuda/context.hpp"
-
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/exit.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
@@ -57,8 +56,8 @@ TEST_F(context_test, the_calls_of_a_first_and_of_a_second_scope) {
                    "cuCtxPopCurrent", "cuCtxGetCurrent"}));
   api().clear_calls();
   { const auto scope = context_scope::enter(0); }
-  EXPECT_EQ(fake_cuda::call_names(), (names{"cuCtxGetCurrent", "cuCtxPushCurrent",
-                                            "cuCtxPopCurrent", "cuCtxGetCurrent"}));
+  EXPECT_EQ(fake_cuda::call_names(),
+            (names{"cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetCurrent"}));
 }
 
 TEST_F(context_test, nothing_is_pushed_over_the_same_context) {

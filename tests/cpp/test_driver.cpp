@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver table: loading, what is missing, errors in words.
-#include "core/cuda/driver.hpp"
-
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/cuda/driver.hpp"
 #include "core/exit.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
 
@@ -43,7 +42,7 @@ CUresult call_empty(CUresult (*function)(Args...)) {
 
 void expect_every_call_fails() {
   const driver& cu = driver::get();
-#define JAXBRIDGE_ENTRY(name, version, parameters)                \
+#define JAXBRIDGE_ENTRY(name, version, parameters) \
   EXPECT_EQ(call_empty(cu.name), CUDA_ERROR_NOT_INITIALIZED) << #name;
   JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(JAXBRIDGE_ENTRY)
 #undef JAXBRIDGE_ENTRY
@@ -72,7 +71,7 @@ TEST_F(driver_test, tells_what_it_found) {
 TEST_F(driver_test, asks_for_the_version_in_the_list) {
   static_cast<void>(driver::get());
   std::set<std::string> names;
-#define JAXBRIDGE_ENTRY(name, version, parameters)      \
+#define JAXBRIDGE_ENTRY(name, version, parameters)         \
   EXPECT_EQ(api().asked_version(#name), version) << #name; \
   names.insert(#name);
   JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(JAXBRIDGE_ENTRY)
@@ -89,8 +88,7 @@ TEST_F(driver_test, slots_are_filled_with_their_own_function) {
   CUdevice device = -1;
   EXPECT_EQ(cu.cuDeviceGet(&device, 1), CUDA_SUCCESS);
   EXPECT_EQ(device, 1);
-  EXPECT_EQ(fake_cuda::call_names(),
-            (std::vector<std::string>{"cuDeviceGetName", "cuDeviceGet"}));
+  EXPECT_EQ(fake_cuda::call_names(), (std::vector<std::string>{"cuDeviceGetName", "cuDeviceGet"}));
 }
 
 TEST_F(driver_test, eight_threads_race_for_the_first_load) {

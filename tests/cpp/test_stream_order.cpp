@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order between streams, the events behind it, and what a capture allows.
-#include "core/cuda/stream_order.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -15,6 +13,7 @@
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/cuda/event.hpp"
+#include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
 
@@ -135,7 +134,8 @@ TEST_F(stream_order_test, the_default_streams_of_the_current_context) {
 TEST_F(stream_order_test, a_default_stream_needs_a_context) {
   const status s = order_handles(nullptr, a);
   EXPECT_EQ(s.code(), status_code::failed_precondition);
-  EXPECT_EQ(s.message(), "cuStreamGetCtx: CUDA_ERROR_INVALID_CONTEXT (201): invalid device context");
+  EXPECT_EQ(s.message(),
+            "cuStreamGetCtx: CUDA_ERROR_INVALID_CONTEXT (201): invalid device context");
 }
 
 TEST_F(stream_order_test, the_same_stream_needs_nothing) {
@@ -151,15 +151,15 @@ TEST_F(stream_order_test, the_calls_and_their_arguments) {
   const auto scope = context_scope::enter(0);
   api().clear_calls();
   EXPECT_TRUE(order_handles(a, b).ok());
-  EXPECT_EQ(fake_cuda::call_names(), (names{"cuStreamGetCtx", "cuCtxGetCurrent", "cuEventCreate",
-                                            "cuCtxGetCurrent", "cuEventRecord",
-                                            "cuStreamWaitEvent"}));
+  EXPECT_EQ(fake_cuda::call_names(),
+            (names{"cuStreamGetCtx", "cuCtxGetCurrent", "cuEventCreate", "cuCtxGetCurrent",
+                   "cuEventRecord", "cuStreamWaitEvent"}));
   EXPECT_EQ(fake_cuda::calls()[2].arguments[0], CU_EVENT_DISABLE_TIMING);
   api().clear_calls();
   EXPECT_TRUE(order_handles(a, b).ok());
   const auto calls = fake_cuda::calls();
-  EXPECT_EQ(fake_cuda::call_names(), (names{"cuStreamGetCtx", "cuEventRecord",
-                                            "cuStreamWaitEvent"}));
+  EXPECT_EQ(fake_cuda::call_names(),
+            (names{"cuStreamGetCtx", "cuEventRecord", "cuStreamWaitEvent"}));
   ASSERT_EQ(calls.size(), 3u);
   EXPECT_EQ(calls[1].arguments[1], reinterpret_cast<std::uintptr_t>(a));
   EXPECT_EQ(calls[2].arguments[0], reinterpret_cast<std::uintptr_t>(b));

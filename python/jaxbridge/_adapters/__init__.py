@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 if TYPE_CHECKING:
-    from .. import _core
+    from jaxbridge import _core
 
 Signature = tuple[tuple[int, ...], np.dtype[Any]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 standard_dtypes = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128".split()
+    ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 )
 
 
@@ -49,6 +49,6 @@ def unsupported(
         if dtype.kind == "c":
             cast = "float32, as real and imaginary part"
     return TypeError(
-        f'framework="{framework}" has no {dtype.name} arrays on {platform}; convert to {cast} before '
-        f'the call, or use framework="buffer"'
+        f'framework="{framework}" has no {dtype.name} arrays on {platform}; convert to {cast} '
+        f'before the call, or use framework="buffer"'
     )

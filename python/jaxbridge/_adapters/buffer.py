@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core
+from jaxbridge import _core
 
 if TYPE_CHECKING:
     from . import Signature
@@ -51,7 +51,7 @@ class BufferAdapter:
             _core.copy(value, out)
         elif out.platform == "cpu":
             # A Python number, which the caller has made a NumPy array.
-            np.ndarray(out.shape, out.dtype, out)[...] = value
+            np.asarray(out)[...] = value
         else:
             raise TypeError(
                 'with framework="buffer" a function on CUDA cannot return a number: it writes its '
@@ -59,10 +59,10 @@ class BufferAdapter:
             )
 
     def snapshot(self, view: Any) -> Any:
-        return bytes(view) if view.platform == "cpu" else None
+        return np.asarray(view).tobytes() if view.platform == "cpu" else None
 
     def unchanged(self, view: Any, token: Any) -> bool:
-        return token is None or bytes(view) == token
+        return token is None or bool(np.asarray(view).tobytes() == token)
 
 
 adapter = BufferAdapter()

@@ -9,7 +9,8 @@ import numpy as np
 from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 
 if TYPE_CHECKING:
-    from .. import _core
+    from jaxbridge import _core
+
     from . import Scope, Signature
 
 _ndarray = cupy.ndarray
@@ -20,9 +21,9 @@ _set_device = cupy.cuda.runtime.setDevice
 _current_stream = cupy.cuda.get_current_stream
 
 # CuPy 14 knows ml_dtypes' bfloat16, where NumPy is new enough for it.
-_has_bfloat16 = int(cupy.__version__.split(".")[0]) >= 14 and np.lib.NumpyVersion(
-    np.__version__
-) >= "2.1.2"
+_has_bfloat16 = (
+    int(cupy.__version__.split(".")[0]) >= 14 and np.lib.NumpyVersion(np.__version__) >= "2.1.2"
+)
 _dtypes = standard_dtypes | ({"bfloat16"} if _has_bfloat16 else frozenset())
 
 

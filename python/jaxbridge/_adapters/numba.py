@@ -5,11 +5,12 @@ import ctypes
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numba  # noqa: F401  # so that its absence shows at the first use
+import numba
 import numpy as np
 
-from .. import _core
-from ._common import is_host_scalar, standard_dtypes, unsupported
+from jaxbridge import _core
+
+from ._common import standard_dtypes, unsupported
 from .numpy import NumpyAdapter
 
 if TYPE_CHECKING:
@@ -121,14 +122,15 @@ class NumbaAdapter(NumpyAdapter):
             super().store(value, out)
         elif out.size == 0:
             pass
-        elif is_host_scalar(value):
-            out.copy_to_device(np.array(value))
-        elif value.is_c_contiguous() and 0 not in value.strides:
+        elif not getattr(value, "__cuda_ndarray__", False):
+            # From the host, also more than a scalar: Numba's kernels leave much to it.
+            out.copy_to_device(np.array(value, order="C"))
+        elif value.flags["C_CONTIGUOUS"] and 0 not in value.strides:
             out.copy_to_device(value)
         else:
             # On the default stream, by its name: without one Numba would wait for the device.
             stream = out.gpu_data.context.get_default_stream()
-            out.setitem(Ellipsis if out.ndim else (), value, stream=stream)
+            out.setitem((), value, stream=stream)
 
     def snapshot(self, view: Any) -> Any:
         if isinstance(view, np.ndarray):

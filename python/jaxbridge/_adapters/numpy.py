@@ -8,14 +8,15 @@ import numpy as np
 from ._common import unsupported
 
 if TYPE_CHECKING:
-    from .. import _core
+    from jaxbridge import _core
+
     from . import Signature
 
 _ndarray = np.ndarray
 _arrays = (np.ndarray, np.generic)
 
 # XLA packs elements smaller than a byte, ml_dtypes does not.
-_packed = frozenset("int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn".split())
+_packed = frozenset(["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"])
 
 
 class NumpyAdapter:

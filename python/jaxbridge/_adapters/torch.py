@@ -7,11 +7,13 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from .. import _config
+from jaxbridge import _config
+
 from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 
 if TYPE_CHECKING:
-    from .. import _core
+    from jaxbridge import _core
+
     from . import Scope, Signature
 
 _Tensor = torch.Tensor
@@ -22,9 +24,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name if name in standard_dtypes else getattr(ml_dtypes, name))
 
 
-_float8 = (
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
-)
+_float8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 # The names are the same on both sides; what an older torch or ml_dtypes lacks is left out.
 _to_torch: dict[np.dtype[Any], Any] = {
     _numpy_dtype(name): getattr(torch, name)
@@ -34,7 +34,8 @@ _to_torch: dict[np.dtype[Any], Any] = {
 _to_numpy = {there: here for here, there in _to_torch.items()}
 # Viewed and copied as bytes: torch takes them by DLPack since a late version only, and has few
 # kernels for them.
-_as_bytes = frozenset(d for d in _to_torch if d.name in _float8)
+_float8_dtypes = frozenset(d for d in _to_torch if d.name in _float8)
+_as_bytes = frozenset(_to_torch[d] for d in _float8_dtypes)
 
 
 class _Bytes:
@@ -109,14 +110,14 @@ class TorchAdapter:
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if platform == "cuda" and torch.version.cuda is None:
             raise ImportError(
-                f'framework="torch" on CUDA needs a torch built for CUDA, and {torch.__version__} is '
-                f"not: pip install torch (see pytorch.org for the index of the CUDA builds)"
+                f'framework="torch" on CUDA needs a torch built for CUDA, and {torch.__version__} '
+                f"is not: pip install torch (see pytorch.org for the index of the CUDA builds)"
             )
         if dtype not in _to_torch:
             raise unsupported(self.name, dtype, platform)
 
     def view(self, buffer: "_core.Buffer") -> Any:
-        if buffer.dtype in _as_bytes:
+        if buffer.dtype in _float8_dtypes:
             return _view_as_bytes(buffer)
         # The storage, which all views share, keeps the capsule's owner. No stream is given: it is
         # the call's own, and current.
@@ -144,12 +145,12 @@ class TorchAdapter:
 
     def store(self, value: Any, out: Any) -> None:
         if not isinstance(value, _Tensor):
-            # From the host, once: rank 0.
-            value = _from_numpy(np.asarray(value))
-        elif value.requires_grad:
+            _fill(np.asarray(value), out)
+            return
+        if value.requires_grad:
             # JAX does not see torch's graph: derivatives are defined on the Function.
             value = value.detach()
-        if _to_numpy[out.dtype] in _as_bytes:
+        if value.dtype in _as_bytes:
             value, out = value.view(torch.uint8), out.view(torch.uint8)
         out.copy_(value)
 
@@ -169,13 +170,14 @@ class TorchAdapter:
         return torch.equal(now, then)
 
 
-def _from_numpy(array: Any) -> Any:
-    """A tensor of a host array's content; of bfloat16 and float8, too."""
-    dtype = _to_torch[array.dtype]
-    as_integer = array.view(f"u{array.dtype.itemsize}") if array.dtype.kind not in "biufc" else array
-    if array.dtype in _as_bytes:  # ml_dtypes gives one of them NumPy's kind for floats
-        as_integer = array.view(np.uint8)
-    return torch.from_numpy(as_integer.copy()).view(dtype)
+def _fill(value: Any, out: Any) -> None:
+    """Stores a number as an argument of a kernel: no transfer that would wait for the device."""
+    if value.dtype.kind == "c":
+        out.fill_(value.item())
+        return
+    # By its bits: exact for every dtype.
+    bits = 8 * value.dtype.itemsize
+    out.view(getattr(torch, f"int{bits}")).fill_(int(value.view(f"int{bits}")))
 
 
 adapter = TorchAdapter()

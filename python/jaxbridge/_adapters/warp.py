@@ -11,7 +11,8 @@ import warp as wp
 from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 
 if TYPE_CHECKING:
-    from .. import _core
+    from jaxbridge import _core
+
     from . import Scope, Signature
 
 _array = wp.array
@@ -26,6 +27,19 @@ if hasattr(wp, "bfloat16"):  # since Warp 1.13
 
     _to_warp[np.dtype(ml_dtypes.bfloat16)] = wp.bfloat16
 _to_numpy = {there: here for here, there in _to_warp.items()}
+
+
+def _init_quietly() -> None:
+    """Initialises Warp without its greeting, where the program has not done it yet."""
+    option, quiet = (
+        ("log_level", wp.LOG_WARNING) if hasattr(wp.config, "log_level") else ("quiet", True)
+    )
+    before = getattr(wp.config, option)
+    setattr(wp.config, option, max(before, quiet))
+    try:
+        wp.init()
+    finally:
+        setattr(wp.config, option, before)
 
 
 @functools.cache
@@ -44,9 +58,9 @@ _streams = StreamCache(_make_stream)
 class _Turn:
     """Who has Warp's current device and stream, which it keeps for the whole process.
 
-    Calls on one device and stream share them. Others wait until the last of these has returned: with
-    another default device under it, a function would launch and allocate in the wrong place. The
-    lock itself is held for moments only.
+    Calls on one device and stream share them. Others wait until the last of these has returned:
+    with another default device under it, a function would launch and allocate in the wrong place.
+    The lock itself is held for moments only.
     """
 
     def __init__(self) -> None:
@@ -63,8 +77,8 @@ class _Turn:
             while self._threads and (device is not self._device or stream is not self._stream):
                 if me in self._threads:
                     raise RuntimeError(
-                        f"a Warp function on {self._device} called JAX, which called a Warp function "
-                        f"on {device}; a function must not call JAX"
+                        f"a Warp function on {self._device} called JAX, which called a Warp "
+                        f"function on {device}; a function must not call JAX"
                     )
                 self._free.wait()
             if not self._threads:
@@ -72,7 +86,8 @@ class _Turn:
                 self._device_before = runtime.default_device
                 if stream is not None:
                     self._stream_before = device.stream
-                    device.set_stream(stream, sync=False)  # XLA's stream waits for nothing of Warp's
+                    # Without an order between the two: XLA's stream waits for nothing of Warp's.
+                    device.set_stream(stream, sync=False)
                 runtime.default_device = device
                 self._device, self._stream = device, stream
             self._threads.append(me)
@@ -127,7 +142,7 @@ class WarpAdapter:
 
     name = "warp"
     platforms = frozenset({"cpu", "cuda"})
-    max_ndim = wp.types.ARRAY_MAX_DIMS
+    max_ndim = 4
     scalar_shape: tuple[int, ...] = (1,)
     always_checks_inputs = False
 
@@ -164,7 +179,8 @@ class WarpAdapter:
             return (value.shape, value.dtype) if is_host_scalar(value) else None
         dtype, inner = _scalar_type(value.dtype)
         if dtype not in _to_numpy:
-            raise TypeError(f"a Warp array of {wp.types.type_repr(value.dtype)} cannot be a result")
+            name = getattr(value.dtype, "__name__", value.dtype)
+            raise TypeError(f"a Warp array of {name} cannot be a result: NumPy has no such dtype")
         return (*value.shape, *inner), _to_numpy[dtype]
 
     def store(self, value: Any, out: Any) -> None:
@@ -207,4 +223,5 @@ def _of_scalars(array: Any) -> Any:
     )
 
 
+_init_quietly()
 adapter = WarpAdapter()

@@ -44,9 +44,9 @@ class [[nodiscard]] context_scope {
  private:
   context_scope(CUcontext previous, bool pushed) noexcept : previous_(previous), pushed_(pushed) {}
 
-  CUcontext previous_;   // not owned
-  bool pushed_;          // whether an entry of ours lies on the thread's context stack
-  bool active_ = true;   // false once moved from
+  CUcontext previous_;  // not owned
+  bool pushed_;         // whether an entry of ours lies on the thread's context stack
+  bool active_ = true;  // false once moved from
 };
 
 /// Gives every primary context back. No other thread may use CUDA meanwhile.

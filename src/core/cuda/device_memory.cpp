@@ -18,9 +18,8 @@ CUstream handle(stream_ref stream) noexcept { return static_cast<CUstream>(strea
 
 jaxbridge::status copy(void* to, const void* from, std::size_t bytes, stream_ref stream) {
   if (bytes == 0) return {};
-  return check(
-      driver::get().cuMemcpyDtoDAsync(pointer(to), pointer(from), bytes, handle(stream)),
-      "cuMemcpyDtoDAsync");
+  return check(driver::get().cuMemcpyDtoDAsync(pointer(to), pointer(from), bytes, handle(stream)),
+               "cuMemcpyDtoDAsync");
 }
 
 jaxbridge::status fill(void* to, unsigned char value, std::size_t bytes, stream_ref stream) {

@@ -16,7 +16,8 @@ namespace jaxbridge::cuda {
 [[nodiscard]] jaxbridge::status fill(void* to, unsigned char value, std::size_t bytes,
                                      stream_ref stream);
 
-/// The host waits for all that was enqueued on `stream`: call it without the GIL and without a lock.
+/// The host waits for all that was enqueued on `stream`: call it without the GIL and without a
+/// lock.
 [[nodiscard]] jaxbridge::status synchronize(stream_ref stream);
 
 /// How many devices the driver shows this process; 0 without a driver.

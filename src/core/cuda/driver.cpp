@@ -73,12 +73,12 @@ struct entry_finder {
 };
 
 void fill(driver& table, std::vector<const char*>& missing, const entry_finder& find) {
-#define JAXBRIDGE_ENTRY(name, version, parameters)                            \
-  if (void* address = find(#name, version); address != nullptr) {             \
-    table.name = reinterpret_cast<CUresult(*) parameters>(address);           \
-  } else {                                                                    \
-    table.name = &detail::unavailable<CUresult parameters>::no_entry;         \
-    missing.push_back(#name);                                                 \
+#define JAXBRIDGE_ENTRY(name, version, parameters)                    \
+  if (void* address = find(#name, version); address != nullptr) {     \
+    table.name = reinterpret_cast<CUresult(*) parameters>(address);   \
+  } else {                                                            \
+    table.name = &detail::unavailable<CUresult parameters>::no_entry; \
+    missing.push_back(#name);                                         \
   }
   JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(JAXBRIDGE_ENTRY)
 #undef JAXBRIDGE_ENTRY
@@ -155,15 +155,15 @@ jaxbridge::status load(load_outcome& to) {
   driver table;
   fill(table, to.info.missing, find);
   if (const CUresult code = table.cuDriverGetVersion(&to.info.version); code != CUDA_SUCCESS) {
-    return {status_code::unavailable, "the CUDA driver " + to.info.path +
-                                          " does not tell its version: cuDriverGetVersion: " +
-                                          describe(table, code)};
+    return {status_code::unavailable,
+            "the CUDA driver " + to.info.path +
+                " does not tell its version: cuDriverGetVersion: " + describe(table, code)};
   }
   if (to.info.version < oldest_driver_version) {
-    return {status_code::failed_precondition,
-            "the CUDA driver " + to.info.path + " is for CUDA " + version_text(to.info.version) +
-                "; CUDA " + version_text(oldest_driver_version) +
-                " or later is needed: update the NVIDIA driver"};
+    return {status_code::failed_precondition, "the CUDA driver " + to.info.path + " is for CUDA " +
+                                                  version_text(to.info.version) + "; CUDA " +
+                                                  version_text(oldest_driver_version) +
+                                                  " or later is needed: update the NVIDIA driver"};
   }
   if (const CUresult code = table.cuInit(0); code != CUDA_SUCCESS) {
     return init_failure(table, code, to.info.path);
@@ -252,14 +252,14 @@ jaxbridge::status detail::failure(CUresult code, const char* what) {
     return {load.status.code(), std::string(what) + ": " + load.status.message()};
   }
   if (code == CUDA_ERROR_NOT_SUPPORTED && is_missing(load.info, what)) {
-    return {status_code::unimplemented,
-            std::string(what) + ": the CUDA driver " + load.info.path + " (CUDA " +
-                version_text(load.info.version) +
-                ") has no such function: update the NVIDIA driver"};
+    return {status_code::unimplemented, std::string(what) + ": the CUDA driver " + load.info.path +
+                                            " (CUDA " + version_text(load.info.version) +
+                                            ") has no such function: update the NVIDIA driver"};
   }
   std::string words = std::string(what) + ": " + describe(load.table, code);
   if (is_asynchronous(code)) {
-    words.append("; the fault lies in work enqueued earlier, JAXBRIDGE_DEBUG=1 tells in which call");
+    words.append(
+        "; the fault lies in work enqueued earlier, JAXBRIDGE_DEBUG=1 tells in which call");
   }
   return {code_for(code), std::move(words)};
 }

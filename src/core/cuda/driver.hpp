@@ -14,44 +14,44 @@ namespace jaxbridge::cuda {
 // CUresult. `version` is the CUDA version asked of cuGetProcAddress. It picks the variant (_v2,
 // ...) whose parameters stand here: 12000, the oldest driver supported, unless the function is
 // younger. A newer number can mean another signature (cuStreamGetCtx at 12050).
-#define JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(X)                                                        \
-  X(cuInit, 12000, (unsigned int flags))                                                          \
-  X(cuDriverGetVersion, 12000, (int* version))                                                    \
-  X(cuDeviceGetCount, 12000, (int* count))                                                        \
-  X(cuDeviceGet, 12000, (CUdevice * device, int ordinal))                                         \
-  X(cuDeviceGetName, 12000, (char* text, int length, CUdevice device))                            \
-  X(cuDevicePrimaryCtxRetain, 12000, (CUcontext * context, CUdevice device))                      \
-  X(cuDevicePrimaryCtxRelease, 12000, (CUdevice device))                                          \
-  X(cuCtxGetCurrent, 12000, (CUcontext * context))                                                \
-  X(cuCtxSetCurrent, 12000, (CUcontext context))                                                  \
-  X(cuCtxPushCurrent, 12000, (CUcontext context))                                                 \
-  X(cuCtxPopCurrent, 12000, (CUcontext * context))                                                \
-  X(cuCtxGetDevice, 12000, (CUdevice * device))                                                   \
-  X(cuCtxSynchronize, 12000, ())                                                                  \
-  X(cuStreamSynchronize, 12000, (CUstream stream))                                                \
-  X(cuStreamWaitEvent, 12000, (CUstream stream, CUevent event, unsigned int flags))               \
-  X(cuStreamIsCapturing, 12000, (CUstream stream, CUstreamCaptureStatus * status))                \
-  X(cuStreamQuery, 12000, (CUstream stream))                                                      \
-  X(cuStreamGetCtx, 12000, (CUstream stream, CUcontext * context))                                \
-  X(cuEventCreate, 12000, (CUevent * event, unsigned int flags))                                  \
-  X(cuEventDestroy, 12000, (CUevent event))                                                       \
-  X(cuEventRecord, 12000, (CUevent event, CUstream stream))                                       \
-  X(cuEventSynchronize, 12000, (CUevent event))                                                   \
-  X(cuEventQuery, 12000, (CUevent event))                                                         \
-  X(cuMemcpyDtoHAsync, 12000, (void* to, CUdeviceptr from, std::size_t bytes, CUstream stream))   \
-  X(cuMemcpyHtoDAsync, 12000,                                                                     \
-    (CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream))                       \
-  X(cuMemcpyDtoDAsync, 12000,                                                                     \
-    (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream))                       \
-  X(cuMemsetD8Async, 12000,                                                                       \
-    (CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream))                    \
-  X(cuMemHostAlloc, 12000, (void** memory, std::size_t bytes, unsigned int flags))                \
-  X(cuMemFreeHost, 12000, (void* memory))                                                         \
-  X(cuPointerGetAttribute, 12000,                                                                 \
-    (void* value, CUpointer_attribute attribute, CUdeviceptr pointer))                            \
-  X(cuPointerGetAttributes, 12000,                                                                \
-    (unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr pointer))    \
-  X(cuGetErrorName, 12000, (CUresult code, const char** text))                                    \
+#define JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(X)                                                      \
+  X(cuInit, 12000, (unsigned int flags))                                                        \
+  X(cuDriverGetVersion, 12000, (int* version))                                                  \
+  X(cuDeviceGetCount, 12000, (int* count))                                                      \
+  X(cuDeviceGet, 12000, (CUdevice * device, int ordinal))                                       \
+  X(cuDeviceGetName, 12000, (char* text, int length, CUdevice device))                          \
+  X(cuDevicePrimaryCtxRetain, 12000, (CUcontext * context, CUdevice device))                    \
+  X(cuDevicePrimaryCtxRelease, 12000, (CUdevice device))                                        \
+  X(cuCtxGetCurrent, 12000, (CUcontext * context))                                              \
+  X(cuCtxSetCurrent, 12000, (CUcontext context))                                                \
+  X(cuCtxPushCurrent, 12000, (CUcontext context))                                               \
+  X(cuCtxPopCurrent, 12000, (CUcontext * context))                                              \
+  X(cuCtxGetDevice, 12000, (CUdevice * device))                                                 \
+  X(cuCtxSynchronize, 12000, ())                                                                \
+  X(cuStreamSynchronize, 12000, (CUstream stream))                                              \
+  X(cuStreamWaitEvent, 12000, (CUstream stream, CUevent event, unsigned int flags))             \
+  X(cuStreamIsCapturing, 12000, (CUstream stream, CUstreamCaptureStatus * status))              \
+  X(cuStreamQuery, 12000, (CUstream stream))                                                    \
+  X(cuStreamGetCtx, 12000, (CUstream stream, CUcontext * context))                              \
+  X(cuEventCreate, 12000, (CUevent * event, unsigned int flags))                                \
+  X(cuEventDestroy, 12000, (CUevent event))                                                     \
+  X(cuEventRecord, 12000, (CUevent event, CUstream stream))                                     \
+  X(cuEventSynchronize, 12000, (CUevent event))                                                 \
+  X(cuEventQuery, 12000, (CUevent event))                                                       \
+  X(cuMemcpyDtoHAsync, 12000, (void* to, CUdeviceptr from, std::size_t bytes, CUstream stream)) \
+  X(cuMemcpyHtoDAsync, 12000,                                                                   \
+    (CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream))                     \
+  X(cuMemcpyDtoDAsync, 12000,                                                                   \
+    (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream))                     \
+  X(cuMemsetD8Async, 12000,                                                                     \
+    (CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream))                  \
+  X(cuMemHostAlloc, 12000, (void** memory, std::size_t bytes, unsigned int flags))              \
+  X(cuMemFreeHost, 12000, (void* memory))                                                       \
+  X(cuPointerGetAttribute, 12000,                                                               \
+    (void* value, CUpointer_attribute attribute, CUdeviceptr pointer))                          \
+  X(cuPointerGetAttributes, 12000,                                                              \
+    (unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr pointer))  \
+  X(cuGetErrorName, 12000, (CUresult code, const char** text))                                  \
   X(cuGetErrorString, 12000, (CUresult code, const char** text))
 
 /// The oldest driver that is accepted, as cuDriverGetVersion numbers it.
@@ -75,8 +75,8 @@ struct unavailable<CUresult(Args...)> {
 
 /// What loading the driver found; for messages and `python -m jaxbridge`.
 struct driver_info {
-  std::string path;                  ///< The file that was opened; empty if none was.
-  int version = 0;                   ///< As cuDriverGetVersion numbers it: 12040 is 12.4; 0: unknown.
+  std::string path;  ///< The file that was opened; empty if none was.
+  int version = 0;   ///< As cuDriverGetVersion numbers it: 12040 is 12.4; 0: unknown.
   std::vector<const char*> missing;  ///< Names in our list that this driver lacks.
 };
 

@@ -15,7 +15,8 @@ namespace jaxbridge::cuda {
 // NOLINTBEGIN(readability-identifier-naming)
 
 using CUdevice = int;
-using CUdeviceptr = std::uintptr_t;  // cuda.h: unsigned long long; 64 bits on every platform of ours
+using CUdeviceptr =
+    std::uintptr_t;  // cuda.h: unsigned long long; 64 bits on every platform of ours
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;

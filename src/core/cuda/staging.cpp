@@ -26,13 +26,13 @@ namespace jaxbridge::cuda {
 struct detail::staging_memory {
   enum class condition : std::uint8_t { idle, leased, lost };
 
-  std::size_t capacity = 0;                // const once reserved
-  condition state = condition::leased;     // guarded by the pool's lock
-  std::uint64_t ticket = 0;                // order of being given back; guarded by the pool's lock
-  void* memory = nullptr;                  // pinned
-  CUevent done = nullptr;                  // owned; behind the last copy of the last lease
-  bool pending = false;                    // `done` was recorded and is not known to have passed
-  bool enqueued = false;                   // copies were enqueued that nobody waited for
+  std::size_t capacity = 0;             // const once reserved
+  condition state = condition::leased;  // guarded by the pool's lock
+  std::uint64_t ticket = 0;             // order of being given back; guarded by the pool's lock
+  void* memory = nullptr;               // pinned
+  CUevent done = nullptr;               // owned; behind the last copy of the last lease
+  bool pending = false;                 // `done` was recorded and is not known to have passed
+  bool enqueued = false;                // copies were enqueued that nobody waited for
 };
 
 namespace {
@@ -305,7 +305,8 @@ staging_block::~staging_block() {
   }
   condition state = condition::idle;
   if (memory_->enqueued) {
-    // A failure to enter is not yet one of the record: the caller has the context current as a rule.
+    // A failure to enter is not yet one of the record: the caller has the context current as a
+    // rule.
     const result<context_scope> scope = context_scope::enter(ordinal_);
     const driver& cu = driver::get();
     memory_->enqueued = false;
@@ -337,10 +338,9 @@ jaxbridge::status staging_block::to_host(std::size_t offset, const void* device,
   const result<context_scope> scope = context_scope::enter(ordinal_);
   if (!scope.ok()) return scope.error();
   memory_->enqueued = true;
-  return check(
-      driver::get().cuMemcpyDtoHAsync(at(offset), reinterpret_cast<CUdeviceptr>(device), bytes,
-                                      native(stream_)),
-      "cuMemcpyDtoHAsync");
+  return check(driver::get().cuMemcpyDtoHAsync(at(offset), reinterpret_cast<CUdeviceptr>(device),
+                                               bytes, native(stream_)),
+               "cuMemcpyDtoHAsync");
 }
 
 jaxbridge::status staging_block::wait() {
@@ -357,10 +357,9 @@ jaxbridge::status staging_block::to_device(void* device, std::size_t offset, std
   const result<context_scope> scope = context_scope::enter(ordinal_);
   if (!scope.ok()) return scope.error();
   memory_->enqueued = true;
-  return check(
-      driver::get().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(device), at(offset), bytes,
-                                      native(stream_)),
-      "cuMemcpyHtoDAsync");
+  return check(driver::get().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(device), at(offset),
+                                               bytes, native(stream_)),
+               "cuMemcpyHtoDAsync");
 }
 
 staging_statistics staging_usage(int ordinal) {

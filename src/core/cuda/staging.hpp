@@ -79,10 +79,10 @@ class [[nodiscard]] staging_block {
 
 /// What the pool of one device holds.
 struct staging_statistics {
-  std::size_t blocks = 0;         ///< All blocks there are.
-  std::size_t leased = 0;         ///< Those that a call has.
-  std::size_t lost = 0;           ///< Those whose copies could not be told complete; never reused.
-  std::size_t size_bytes = 0;     ///< Bytes of all blocks.
+  std::size_t blocks = 0;      ///< All blocks there are.
+  std::size_t leased = 0;      ///< Those that a call has.
+  std::size_t lost = 0;        ///< Those whose copies could not be told complete; never reused.
+  std::size_t size_bytes = 0;  ///< Bytes of all blocks.
 };
 [[nodiscard]] staging_statistics staging_usage(int ordinal);
 

@@ -48,7 +48,8 @@ status decode_buffer(const void* raw, int type, const char* kind, std::int64_t i
                 std::to_string(buffer.dtype) + "); cast it before the call"};
   }
   if (buffer.rank < 0 || (buffer.rank > 0 && buffer.dims == nullptr)) {
-    return malformed(where() + " has rank " + std::to_string(buffer.rank));
+    return malformed(where() + " has rank " + std::to_string(buffer.rank) +
+                     (buffer.rank < 0 ? "" : " but no extents"));
   }
   out.shape = {buffer.dims, static_cast<std::size_t>(buffer.rank)};
   bool empty = false;

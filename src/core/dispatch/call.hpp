@@ -27,7 +27,8 @@ struct call {
 };
 
 /// Memory that a thread uses again for each call's list of buffers. A call within a call (a callee
-/// that runs another program) takes the next block, so that the outer call's lists stay as they are.
+/// that runs another program) takes the next block, so that the outer call's lists stay as they
+/// are.
 class call_memory {
  public:
   /// A list of `count` buffers from this thread's memory; it lives until the object dies.

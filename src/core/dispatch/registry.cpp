@@ -15,9 +15,10 @@ result<std::shared_ptr<target>> registry::find(std::int64_t key, std::string_vie
     resolve = resolver_;
   }
   if (!resolve) {
-    return status(status_code::not_found,
-                  "no function is registered under key " + std::to_string(key) +
-                      " in this process; import the module that defines it before the program runs");
+    return status(
+        status_code::not_found,
+        "no function is registered under key " + std::to_string(key) +
+            " in this process; import the module that defines it before the program runs");
   }
   return resolve(key, spec);
 }

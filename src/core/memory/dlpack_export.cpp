@@ -73,8 +73,8 @@ template <class Managed>
 result<Managed*> make(const dlpack_source& source) noexcept {
   if (status s = check(source); !s.ok()) return s;
   const std::size_t ndim = source.shape.size();
-  void* const raw = ::operator new(
-      sizeof(block<Managed>) + 2 * ndim * sizeof(std::int64_t), std::nothrow);
+  void* const raw =
+      ::operator new(sizeof(block<Managed>) + 2 * ndim * sizeof(std::int64_t), std::nothrow);
   if (raw == nullptr) {
     return status(status_code::resource_exhausted, "DLPack export: no memory for the tensor");
   }

@@ -25,14 +25,15 @@ struct dlpack_source {
   void (*release)(void* owner) noexcept = nullptr;
 };
 
-/// Where DLPack says that memory of `d` is. Its CPU has no ordinals: XLA's virtual devices share one.
+/// Where DLPack says that memory of `d` is. Its CPU has no ordinals: XLA's virtual devices share
+/// one.
 [[nodiscard]] constexpr abi::dlpack::device dlpack_device(const jaxbridge::device& d) noexcept {
   if (d.platform == platform::cuda) return {abi::dlpack::device_cuda, d.ordinal};
   return {abi::dlpack::device_cpu, 0};
 }
 
-/// A tensor with the flag for read-only memory. It belongs to the caller, who gives it to a consumer
-/// or calls its deleter. An error for element types that DLPack has no code for.
+/// A tensor with the flag for read-only memory. It belongs to the caller, who gives it to a
+/// consumer or calls its deleter. An error for element types that DLPack has no code for.
 [[nodiscard]] result<abi::dlpack::managed_tensor_versioned*> export_versioned(
     const dlpack_source& source) noexcept;
 

@@ -538,9 +538,9 @@ CUresult fake_stream_is_capturing(CUstream handle, CUstreamCaptureStatus* state)
     CUstream s = nullptr;
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
     if (captured_under(s) != nullptr) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    *state = s->capture == nullptr     ? CU_STREAM_CAPTURE_STATUS_NONE
-             : !s->capture->invalid    ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                       : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    *state = s->capture == nullptr  ? CU_STREAM_CAPTURE_STATUS_NONE
+             : !s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                    : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     return CUDA_SUCCESS;
   });
 }
@@ -735,8 +735,9 @@ const std::map<int, std::pair<const char*, const char*>>& error_texts() {
        {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
         "operation would make the legacy stream depend on a capturing blocking stream"}},
       {907,
-       {"CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a "
-                                     "capturing stream"}},
+       {"CUDA_ERROR_CAPTURED_EVENT",
+        "operation not permitted on an event last recorded in a "
+        "capturing stream"}},
   };
   return texts;
 }

@@ -14,7 +14,7 @@
 #include "core/cuda/event.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/exit.hpp"
-#include "fakes/fake_cuda.hpp"
+#include "fake_cuda.hpp"
 
 namespace fake_cuda {
 
@@ -53,10 +53,10 @@ class cuda_test : public testing::Test {
   /// undisturbed. Nothing may be left behind. `silent`: the calls, counted from 1, whose failure is
   /// not to be reported, because nobody is there to be told or because it does no harm. Returns the
   /// number of calls that were made to fail.
-  static long fail_every_call(const std::function<void()>& prepare,
-                              const std::function<bool()>& path, const std::set<long>& silent,
-                              jaxbridge::cuda::CUresult code =
-                                  jaxbridge::cuda::CUDA_ERROR_INVALID_VALUE) {
+  static long fail_every_call(
+      const std::function<void()>& prepare, const std::function<bool()>& path,
+      const std::set<long>& silent,
+      jaxbridge::cuda::CUresult code = jaxbridge::cuda::CUDA_ERROR_INVALID_VALUE) {
     for (long nth = 1;; ++nth) {
       api().reset(2);
       jaxbridge::cuda::driver::reset_for_testing();

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# One name for each thing to do; what it takes is in scripts/.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test frameworks lint format wheel stubs clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "make %-11s %s\n", $$1, $$2}'
+
+setup:  ## .venv with jax, numpy, scipy and jaxbridge itself (all others do this first)
+	@scripts/setup.sh
+
+demo: setup  ## deblurs a photograph with an external image filter inside one jitted loop
+	@.venv/bin/python examples/deblur.py
+
+test:  ## builds and runs all tests that need no GPU
+	@scripts/test.sh
+
+frameworks:  ## torch, numba, numba-cuda and warp into .venv (3.3 GB to download), for their tests
+	@scripts/setup.sh frameworks
+
+lint:  ## formats, linters and types, changing nothing
+	@scripts/lint.sh
+
+format:  ## the same, changing what a tool can change
+	@scripts/lint.sh fix
+
+wheel: setup  ## the wheel, in build/dist
+	@ls -l build/dist/*.whl
+
+stubs: setup  ## python/jaxbridge/_core.pyi from the built module
+	@scripts/stubs.sh
+
+clean:  ## removes build (not .venv)
+	rm -rf build

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# All tests that need no GPU: the C++ tests, then the Python tests under the newest and the oldest JAX.
+# Goes on after a failure and says at the end what failed. Arguments go to pytest.
+. "$(dirname "$0")/common.sh"
+
+"$root/scripts/setup.sh" tests
+
+site_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))'; }
+
+failed=()
+check() {
+  local title=$1 start=$SECONDS
+  shift
+  say "$title"
+  if "$@"; then
+    note "passed in $((SECONDS - start)) s"
+  else
+    note "FAILED after $((SECONDS - start)) s"
+    failed+=("$title")
+  fi
+}
+
+cpp_build() {
+  cmake --preset release \
+    -DJAXBRIDGE_XLA_INCLUDE_OLD="$(site_of build/venv-oldest)/jaxlib/include" \
+    -DJAXBRIDGE_XLA_INCLUDE_NEW="$(site_of "$venv")/jaxlib/include" >build/release.log 2>&1 || {
+    cat build/release.log >&2
+    return 1
+  }
+  cmake --build --preset release
+}
+
+# Tests of the fake driver through Python find it here.
+export JAXBRIDGE_FAKE_CUDA="$root/build/release/tests/cpp/libfake_cuda.so"
+
+check_compiler
+mkdir -p build
+check "C++: release build, warnings as errors, ABI checks against the oldest and the newest jaxlib" cpp_build
+check "C++: tests" ctest --preset release
+check "Python: tests, newest JAX" "$venv/bin/python" -m pytest tests/python tests/packaging "$@"
+check "Python: tests, JAX 0.8.0" build/venv-oldest/bin/python -m pytest tests/python "$@"
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\nfailed:\n' >&2
+  printf '  %s\n' "${failed[@]}" >&2
+  exit 1
+fi
+say "all passed in $SECONDS s"

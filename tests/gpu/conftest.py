@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests that need a GPU. Without one they are skipped, with the reason."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import pytest
+
+# Other libraries allocate beside JAX.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+
+
+def _no_cuda() -> str | None:
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _no_cuda()
+    if reason is None:
+        return
+    skip = pytest.mark.skip(reason=f"needs a CUDA device: {reason}")
+    for item in items:
+        if os.path.dirname(__file__) in str(item.path):
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def needs() -> Callable[[str], None]:
+    """Skips the test, with the name, where a framework is not installed."""
+
+    def check(name: str) -> None:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}, which is not installed")
+
+    return check
