@@ -192,6 +192,8 @@ ensure_venv() {
   fi
 }
 
+site_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))'; }
+
 pip_in() {
   local directory=$1
   shift

@@ -65,7 +65,7 @@ setup() {
   } | hash_of)
   if ! is_done "$venv/.jaxbridge/setup" "$key"; then
     check_compiler
-    step "Installing jax, numpy, scipy, scikit-image, pytest and build tools into .venv (250 MB to download)" dependencies
+    step "Installing jax, numpy, scipy, scikit-image, pytest and build tools into .venv (the first time 160 MB to download)" dependencies
     build_tools
     set_done "$venv/.jaxbridge/setup" "$key"
   fi
@@ -88,7 +88,11 @@ lint() {
 
 oldest() {
   ensure_venv "$1" "$root/build/venv-oldest"
-  install_group "$root/build/venv-oldest" base "jax==0.8.0" "jaxlib==0.8.0" --group test
+  # NumPy as the frameworks need it, since these are .venv's.
+  install_group "$root/build/venv-oldest" base "jax==0.8.0" "jaxlib==0.8.0" "numpy<2.5" --group test
+  # What is not here, the frameworks above all, is looked for in .venv: torch alone takes gigabytes.
+  # A .pth file adds to the end of the path, so jax, numpy and jaxbridge are the ones from here.
+  site_of "$venv" >"$(site_of "$root/build/venv-oldest")/zz_frameworks.pth"
   install_wheel "$root/build/venv-oldest"
 }
 
@@ -102,11 +106,11 @@ other_python() {
 tests() {
   local base other version
   base=$("$venv/bin/python" -c "import sys; print(sys._base_executable)")
-  step "Environment of the oldest JAX, build/venv-oldest (100 MB to download the first time)" oldest "$base"
+  step "Environment of the oldest JAX, build/venv-oldest (the first time 120 MB to download)" oldest "$base"
   for version in 3.13 3.14 3.12; do
     if "$venv/bin/python" -c "import sys; sys.exit(sys.version_info[:2] == ($(tr . , <<<"$version")))"; then
       if other=$(find_python "$version"); then
-        step "Environment of Python $version, build/venv-py$version (150 MB to download the first time)" \
+        step "Environment of Python $version, build/venv-py$version (the first time 140 MB to download)" \
           other_python "$other" "$version"
         return 0
       fi

@@ -6,8 +6,6 @@
 
 "$root/scripts/setup.sh" tests
 
-site_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))'; }
-
 failed=()
 check() {
   local title=$1 start=$SECONDS

@@ -6,6 +6,7 @@ from . import _compat as _compat
 _compat.check_version()
 
 import atexit as _atexit
+import sys as _sys
 from importlib import metadata as _metadata
 
 import jax
@@ -13,11 +14,11 @@ import jax
 from . import _core as _core
 from . import _errors as errors
 from . import _lowering as _lowering
+from ._context import Context as Context
+from ._context import current as current
 from ._errors import reraise as reraise
-from ._function import Context as Context
 from ._function import Function as Function
 from ._function import call as call
-from ._function import current as current
 from ._function import function as function
 from ._lazy import from_ufunc as from_ufunc
 from ._lazy import lazy_apply as lazy_apply
@@ -45,6 +46,10 @@ def _at_exit() -> None:
     # Calls that were made for their side effect are waited for; after that nothing calls Python.
     try:
         jax.effects_barrier()
+    except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
+        # Once, here: JAX would print it at each of its own steps.
+        _compat.forget_failed_effects()
+        print(f"jaxbridge: a call made for its side effect failed: {error}", file=_sys.stderr)
     finally:
         _core.begin_exit()
 

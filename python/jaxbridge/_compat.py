@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 
 jax_version: tuple[int, ...] = tuple(
@@ -57,7 +59,8 @@ def union_manual_axes(operands: Sequence[Any]) -> Sequence[Any]:
 
     `standard_insert_pvary` became `auto_insert_reshard` in 0.9. There is no public form.
     """
-    insert = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
+    private: Any = _core
+    insert = getattr(private, "auto_insert_reshard", None) or private.standard_insert_pvary
     return insert(*operands)
 
 
@@ -95,7 +98,8 @@ def ref_value_aval(x: Any) -> Any:
 
 def is_key_array(x: Any) -> bool:
     """Whether `x` is an array of typed PRNG keys, which have no plain memory."""
-    return jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
+    dtype: Any = getattr(x, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 @functools.cache
@@ -114,6 +118,18 @@ def lowering_platforms(ctx: Any) -> tuple[str, ...]:
 def lowering_for_export(ctx: Any) -> bool:
     """Whether a lowering is on the way to `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def forget_failed_effects() -> None:
+    """Waits for calls with side effects, and forgets those that failed: they were reported.
+
+    JAX would raise their errors again at the next barrier and at exit. It has no public way to clear
+    its tokens (0.8.0 to 0.12).
+    """
+    try:
+        jax.effects_barrier()
+    except (jax.errors.JaxRuntimeError, ExceptionGroup):
+        _dispatch.runtime_tokens.clear()
 
 
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:

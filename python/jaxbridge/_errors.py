@@ -11,9 +11,11 @@ import itertools
 import re
 import threading
 import traceback
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+
+from . import _core
 
 
 class JaxbridgeError(Exception):
@@ -48,28 +50,42 @@ class BatchingError(JaxbridgeError, ValueError):
     """vmap was asked of a function that says nothing about it."""
 
 
+class _Recorded(NamedTuple):
+    exception: BaseException
+    # The call that raised it: its key, its thread, and how many calls that thread was in around it.
+    key: int
+    thread: int
+    depth: int
+
+
 _kept_errors = 256
 
 _lock = threading.Lock()
-_originals: collections.OrderedDict[int, BaseException] = collections.OrderedDict()
+_originals: collections.OrderedDict[int, "_Recorded"] = collections.OrderedDict()
 _ids = itertools.count(1)
+_newest = 0
 _id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
 
 
-def record(exception: BaseException, function_name: str) -> str:
+def record(exception: BaseException, *, function_name: str, key: int) -> str:
     """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
     # The frames of the core's own Python (this package) tell a user nothing.
     frames = exception.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(exception), exception, frames)).rstrip()
+    global _newest
     with _lock:
-        number = next(_ids)
-        _originals[number] = exception
+        _newest = number = next(_ids)
+        _originals[number] = _Recorded(exception, key, threading.get_ident(), _core.call_depth())
         while len(_originals) > _kept_errors:
             _originals.popitem(last=False)
     kind = type(exception)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     message = str(exception)
     first = f"{name}: {message}" if message else name
     return (
@@ -84,15 +100,31 @@ def original(error: BaseException) -> BaseException | None:
     if not numbers:
         return None
     with _lock:
-        return _originals.pop(int(numbers[-1]), None)
+        found = _originals.pop(int(numbers[-1]), None)
+    return found.exception if found else None
 
 
-def _newest_id() -> int:
+def newest() -> int:
+    """The id of the newest error; 0 before any."""
+    return _newest
+
+
+def raised_by(key: int, since: int) -> BaseException | None:
+    """The exception of an eager call that this thread has just made, if it raised one.
+
+    XLA can keep the error of a call on CUDA until a result is waited for; but the function itself ran
+    on this thread. What it called in turn is not meant.
+    """
+    where = key, threading.get_ident(), _core.call_depth()
     with _lock:
-        return next(reversed(_originals), 0)
+        for number, recorded in _originals.items():
+            if number > since and recorded[1:] == where:
+                del _originals[number]
+                return recorded.exception
+    return None
 
 
-class reraise(contextlib.ContextDecorator):
+class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
     """Raises the exception of an external function itself, in place of JAX's error.
 
     A context manager, also a decorator. Inside, a `jax.errors.JaxRuntimeError` that stands for an
@@ -106,7 +138,7 @@ class reraise(contextlib.ContextDecorator):
     """
 
     def __enter__(self) -> "reraise":
-        self._entered.append(_newest_id())
+        self._entered.append(newest())
         return self
 
     def __init__(self) -> None:
@@ -120,7 +152,7 @@ class reraise(contextlib.ContextDecorator):
             with _lock:
                 new = [number for number in _originals if number > since]
                 if new:
-                    found = _originals.pop(new[0])
+                    found = _originals.pop(new[0]).exception
         elif isinstance(error, jax.errors.JaxRuntimeError):
             found = original(error)
         if found is not None:

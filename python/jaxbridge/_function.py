@@ -1,231 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """`call`, `function`, `Function`: an external function as a JAX function."""
 
-import dataclasses
+import contextlib
 import functools
 import inspect
 import json
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core, _errors, _identity, _plan, _primitive, _spec
+from . import _compat, _core, _errors, _identity, _options, _plan, _primitive, _spec
+from ._call_site import CallSite, Stats
 from ._errors import NotRegisteredError, PlatformError
+from ._options import default_frameworks, frameworks, per_platform
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Platform = Literal["cpu", "cuda"]
-platforms: tuple[Platform, ...] = ("cpu", "cuda")
-# Where a call with that framework can run. NumPy on CUDA works on a copy on the host.
-frameworks: dict[str, tuple[Platform, ...]] = {
-    "numpy": ("cpu", "cuda"),
-    "cupy": ("cuda",),
-    "torch": ("cpu", "cuda"),
-    "numba": ("cpu", "cuda"),
-    "warp": ("cpu", "cuda"),
-    "buffer": ("cpu", "cuda"),
-}
-vmap_methods = (
-    "sequential",
-    "sequential_unrolled",
-    "expand_dims",
-    "broadcast_all",
-    "batched",
-)
-default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Context:
-    """Where a callee runs.
-
-    Attributes:
-        platform: "cpu" or "cuda".
-        device: the device's ordinal within its platform.
-        stream: XLA's CUstream for this call as an integer; 0 on the CPU.
-        capturing: whether the stream is being captured into a CUDA graph.
-    """
-
-    platform: str
-    device: int
-    stream: int
-    capturing: bool
-
-
-def current() -> Context:
-    """The context of the call that this thread is in.
-
-    Raises:
-        RuntimeError: not inside a function that JAX called through jaxbridge.
-    """
-    found = _core.current_call()
-    if found is None:
-        raise RuntimeError(
-            "jaxbridge.current() is there inside a function that is being called through jaxbridge, "
-            "and only on the thread of that call"
-        )
-    return Context(*found)
-
-
-def _per_platform(value: Any, what: str, name: str) -> dict[str, Any]:
-    """`value`, or a mapping from platforms to values, as a dictionary from platforms."""
-    if isinstance(value, Mapping):
-        unknown = sorted(set(value) - set(platforms))
-        if unknown or not value:
-            raise ValueError(
-                f"{name}: {what} by platform takes the keys 'cpu' and 'cuda', got {sorted(value)}"
-            )
-        return dict(value)
-    return dict.fromkeys(platforms, value)
-
-
-class _Registration:
-    """A target under its key, as long as this object lives: an executable holds it, or the process."""
-
-    def __init__(self, site: "CallSite") -> None:
-        self._key = site.key
-        self._stats = site.function._stats
-        self.target = _core.Target(
-            functools.partial(_plan.make_plan, site),
-            functools.partial(_errors.record, function_name=site.name),
-            functools.partial(_plan.end_lease, site),
-            list(site.in_place),
-        )
-        _core.register(self._key, self.target)
-        self._stats.live.add(self)
-
-    def __del__(self) -> None:
-        # Half made, where the constructor raised; and modules can be gone at exit.
-        if getattr(self, "target", None) is not None and _core is not None:
-            self._stats.ended_calls += self.target.calls
-            _core.unregister(self._key)
-
-
-# A key has one registration, which its executables share; that of a durable call is never given up.
-_registrations: weakref.WeakValueDictionary[int, _Registration] = weakref.WeakValueDictionary()
-_durable: dict[int, _Registration] = {}
-_registration_lock = threading.Lock()
-
-
-class _Stats:
-    def __init__(self) -> None:
-        self.live: weakref.WeakSet[_Registration] = weakref.WeakSet()
-        self.ended_calls = 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CallSite:
-    """One way of calling a Function: which arguments are operands, the static ones, the options.
-
-    Equal sites have equal keys. It is a parameter of the primitive, so that JAX's caches compare it.
-    """
-
-    function: "Function[Any, Any]"
-    key: int
-    text: str
-    arguments: Template
-    operand_count: int
-    own_results: Template
-    in_place: tuple[tuple[int, int], ...]
-    has_side_effect: bool
-    durable: bool
-
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-    @property
-    def out(self) -> str | int | None:
-        return self.function.options.out
-
-    @property
-    def options(self) -> "Options":
-        return self.function.options
-
-    def function_on(self, platform: str) -> Callable[..., Any]:
-        return self.function.callee(platform)
-
-    def framework_on(self, platform: str) -> str:
-        return self.function.framework(platform)
-
-    def registration(self) -> _Registration:
-        """What keeps the call's target registered."""
-        with _registration_lock:
-            found = _registrations.get(self.key)
-            if found is None:
-                found = _registrations[self.key] = _Registration(self)
-            if self.durable:
-                _durable[self.key] = found
-            return found
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, CallSite) and self.key == other.key and self.options == other.options
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What stands in the first bracket of `call`, checked."""
-
-    out: str | int | None
-    inout: tuple[tuple[int | str, int], ...]
-    elementwise: bool
-    vmap_method: str | None
-    has_side_effect: bool | None
-
-
-def _check_options(
-    name: str,
-    out: Any,
-    inout: Mapping[int | str, int] | None,
-    elementwise: bool,
-    vmap_method: str | None,
-    has_side_effect: bool | None,
-) -> Options:
-    if not (out is None or (isinstance(out, str) and out.isidentifier()) or out in (0, -1)):
-        raise ValueError(
-            f"{name}: out is {out!r}; expected None (results are returned), the name of the keyword "
-            f"that takes them, 0 (first argument) or -1 (last argument)"
-        )
-    if isinstance(out, bool):
-        raise ValueError(f"{name}: out is {out!r}; expected None, a keyword's name, 0 or -1")
-    pairs = tuple((inout or {}).items())
-    for argument, result in pairs:
-        if not isinstance(argument, (int, str)) or not isinstance(result, int) or result < 0:
-            raise ValueError(
-                f"{name}: inout is {dict(pairs)!r}; expected a mapping from arguments (position or "
-                f"keyword) to positions of results"
-            )
-    if len({result for _, result in pairs}) != len(pairs):
-        raise ValueError(f"{name}: inout is {dict(pairs)!r}: one result cannot be two arguments")
-    if vmap_method is not None and vmap_method not in vmap_methods:
-        raise ValueError(
-            f"{name}: vmap_method is {vmap_method!r}; expected one of {', '.join(vmap_methods)}"
-        )
-    if elementwise and vmap_method is not None:
-        raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
-    return Options(out, pairs, bool(elementwise), vmap_method, has_side_effect)
-
-
 # Named Functions live as long as the process, so that a program from elsewhere finds them.
 _named: dict[str, "Function[Any, Any]"] = {}
 
 
-class Function(Generic[P, R]):
+class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     """A JAX function whose work an external function does. Made by `call` and `function`."""
 
     def __init__(
@@ -239,7 +39,7 @@ class Function(Generic[P, R]):
     ) -> None:
         any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
         shown = name or _default_name(any_fn)
-        self._callees: dict[str, Callable[..., Any]] = _per_platform(fn, "the function", shown)
+        self._callees: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
         for platform, f in self._callees.items():
             if not callable(f):
                 raise TypeError(f"{shown}: the function for {platform} is {f!r}, not a callable")
@@ -248,18 +48,14 @@ class Function(Generic[P, R]):
         self._frameworks: dict[str, str] = (
             dict(default_frameworks)
             if framework is None
-            else _per_platform(framework, "framework", shown)
+            else per_platform(framework, "framework", shown)
         )
-        for f in self._frameworks.values():
-            if f not in frameworks:
-                raise ValueError(
-                    f"{shown}: framework is {f!r}; expected one of {', '.join(frameworks)}"
-                )
-        self.options = _check_options(shown, **options)
+        _options.check_frameworks(shown, self._frameworks)
+        self.options = _options.check(shown, **options)
         self.name = shown
         self._results = result_shape_dtypes
         self._tokens: dict[Any, str] = {}
-        self._stats = _Stats()
+        self.counts = Stats()
 
         self._references = {p: _identity.reference(f) for p, f in self._callees.items()}
         fingerprints = {id(f): _identity.fingerprint(f) for f in self._callees.values()}
@@ -272,10 +68,8 @@ class Function(Generic[P, R]):
         if name is not None:
             self._claim_name(name)
         functools.update_wrapper(self, cast(Callable[..., Any], any_fn), updated=())
-        try:
+        with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
             self.__signature__ = inspect.signature(cast(Callable[..., Any], any_fn))
-        except (TypeError, ValueError):
-            pass  # a builtin without one
 
     def _claim_name(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -288,7 +82,9 @@ class Function(Generic[P, R]):
         if (
             before is not None
             and before._definition() != self._definition()
-            and not (all(map(_identity.is_told, self._identities.values())) and self._redefines(before))
+            and not (
+                all(map(_identity.is_told, self._identities.values())) and self._redefines(before)
+            )
         ):
             raise ValueError(
                 f"the name {name!r} belongs to another function already ({before._places()}; this is "
@@ -306,8 +102,12 @@ class Function(Generic[P, R]):
 
     def _places(self) -> str:
         return ", ".join(
-            sorted({r or f"{f.__module__}:{getattr(f, '__qualname__', f)}" for r, f in zip(
-                self._references.values(), self._callees.values(), strict=True)})
+            sorted(
+                {
+                    r or f"{f.__module__}:{getattr(f, '__qualname__', f)}"
+                    for r, f in zip(self._references.values(), self._callees.values(), strict=True)
+                }
+            )
         )
 
     def _redefines(self, before: "Function[Any, Any]") -> bool:
@@ -450,16 +250,20 @@ class Function(Generic[P, R]):
         )
         bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
 
-        raised: BaseException
+        before = _errors.newest()
         try:
             outs = _primitive.bind(bound, operands)
+            raised = None
+            if _errors.newest() != before:
+                raised = _errors.raised_by(site.key, before)
         except jax.errors.JaxRuntimeError as error:
-            found = _errors.original(error)
-            if found is None:
+            raised = _errors.original(error)
+            if raised is None:
                 raise
-            raised = found
-        else:
+        if raised is None:
             return cast(R, jax.tree.unflatten(result_tree, outs))
+        if has_side_effect:
+            _compat.forget_failed_effects()
         # Outside the handler, so that the exception gets no second context.
         raise raised
 
@@ -524,13 +328,15 @@ class Function(Generic[P, R]):
                 )
             a, a_tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, Slot))
             r, r_tree = jax.tree.flatten(entries[position], is_leaf=lambda x: isinstance(x, Slot))
-            if a_tree != r_tree or not all(isinstance(x, Slot) for x in a):
+            trees: Any = (a_tree, r_tree)
+            if trees[0] != trees[1] or not all(isinstance(x, Slot) for x in a):
                 raise TypeError(
                     f"{self.name}: inout: argument {argument!r} and result {position} are not trees of "
                     f"the same arrays"
                 )
             pairs += [(x.index, y.index) for x, y in zip(a, r, strict=True)]
-        remaining = [e for i, e in enumerate(entries) if i not in dict(map(reversed, self.options.inout))]  # type: ignore[call-overload]
+        taken = {position for _, position in self.options.inout}
+        remaining = [e for i, e in enumerate(entries) if i not in taken]
         own = remaining[0] if len(remaining) == 1 else tuple(remaining) or None
         return pairs, own
 
@@ -566,11 +372,11 @@ class Function(Generic[P, R]):
         Returns:
             calls: how often XLA called it.
         """
-        return {"calls": self._stats.ended_calls + sum(r.target.calls for r in self._stats.live)}
+        return {"calls": self.counts.ended_calls + sum(r.target.calls for r in self.counts.live)}
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""
-        for registration in list(self._stats.live):
+        for registration in list(self.counts.live):
             registration.target.clear_plans()
 
     def __repr__(self) -> str:
@@ -682,7 +488,7 @@ def function(
     """
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
-        return call(
+        made = call(
             fn,
             result,
             framework=framework,
@@ -693,6 +499,7 @@ def function(
             has_side_effect=has_side_effect,
             name=name,
         )
+        return cast("Function[P, R]", made)
 
     return decorate
 
@@ -714,7 +521,9 @@ def _resolve(key: int, text: str) -> Any:
         found = _named.get(name) if spec["named"] else _by_reference(spec)
         if found is None:
             places = sorted({_identity.import_hint(r) for r in spec["references"].values() if r})
-            raise LookupError(f"import {' and '.join(places) or 'the module that defines it'} first")
+            raise LookupError(
+                f"import {' and '.join(places) or 'the module that defines it'} first"
+            )
         arguments = _spec.decode(spec["arguments"])
         own_results = _spec.decode(spec["own_results"])
     except LookupError as error:

@@ -6,7 +6,9 @@ these can't change. What can change (a list in a closure, an object of a class) 
 an identity that no other function in any process has.
 """
 
+import dataclasses
 import dis
+import enum
 import functools
 import hashlib
 import itertools
@@ -31,14 +33,47 @@ def unique() -> str:
     return f"only:{_process}:{next(_counter)}"
 
 
-def fingerprint(fn: Any) -> str:
-    """The identity of `fn`: equal for equal content, `unique()` where content can't tell."""
+@dataclasses.dataclass
+class Witness:
+    """What a fingerprint rests on and can't see change: closure cells, and where globals are read.
+
+    Attributes:
+        cells: each cell that was read, with the content that it had.
+        namespaces: the globals of each function.
+    """
+
+    cells: list[tuple[types.CellType, Any]] = dataclasses.field(default_factory=list)
+    namespaces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def holds(self) -> bool:
+        """Whether every cell still has the content that was told."""
+        return all(_content(cell) is content for cell, content in self.cells)
+
+    def reads_the_same(self, other: "Witness") -> bool:
+        """Whether the functions read their globals in the same places."""
+        return list(map(id, self.namespaces)) == list(map(id, other.namespaces))
+
+
+def fingerprint(fn: Any, witness: Witness | None = None) -> str:
+    """The identity of `fn`: equal for equal content, `unique()` where content can't tell.
+
+    Args:
+        fn: a function, or something else that is called.
+        witness: gets what the answer rests on.
+    """
     try:
         digest = hashlib.sha256()
-        _feed(fn, digest.update, set())
+        _Feed(digest.update, witness or Witness(), with_holes=False).feed(fn)
         return f"content:{digest.hexdigest()}"
     except _CannotTellError:
         return unique()
+
+
+def fingerprint_of_named(fn: Any, name: str) -> str:
+    """The identity of a function that has a name: what its content can't tell, the name tells."""
+    digest = hashlib.sha256()
+    _Feed(digest.update, Witness(), with_holes=True).feed(fn)
+    return f"name:{name}:{digest.hexdigest()}"
 
 
 def is_told(identity: str) -> bool:
@@ -69,7 +104,10 @@ def reference(fn: Any) -> str | None:
 def _ufunc_reference(fn: Any) -> str | None:
     modules = [getattr(fn, "__module__", None), "numpy", "scipy.special"]
     for module in modules:
-        if isinstance(module, str) and getattr(sys.modules.get(module), fn.__name__, None) is fn:
+        if (
+            isinstance(module, str)
+            and getattr(sys.modules.get(module), str(fn.__name__), None) is fn
+        ):
             return f"{module}:{fn.__name__}"
     return None
 
@@ -90,82 +128,134 @@ def resolve(ref: str) -> Any:
     return found
 
 
-def _feed(x: Any, update: Callable[[bytes], None], seen: set[int]) -> None:
-    def text(s: str) -> None:
-        raw = s.encode()
-        update(f"{len(raw)}:".encode())
-        update(raw)
+class _Feed:
+    """Gives the content of a function to a hash.
 
-    def each(kind: str, items: Any) -> None:
+    Raises:
+        _CannotTellError: by `feed`, where there is something whose content can't be told; with holes,
+            only its type counts.
+    """
+
+    def __init__(
+        self, update: Callable[[bytes], None], witness: Witness, *, with_holes: bool
+    ) -> None:
+        self._update = update
+        self._witness = witness
+        self._with_holes = with_holes
+        # The functions that were met, by their number: one that refers to itself ends there.
+        self._met: dict[int, int] = {}
+
+    def feed(self, x: Any) -> None:
+        kind = type(x)
+        if x is None or x is Ellipsis or kind in (bool, int, str, bytes):
+            self._text(f"{kind.__qualname__}:{x!r}")
+        elif kind is float:
+            self._text(f"float:{x.hex()}")
+        elif kind is complex:
+            self._text(f"complex:{x.real.hex()}:{x.imag.hex()}")
+        elif kind is tuple:
+            self._each("tuple", x)
+        elif kind is slice:
+            self._each("slice", (x.start, x.stop, x.step))
+        elif kind is range:
+            self._each("range", (x.start, x.stop, x.step))
+        elif kind is frozenset:
+            self._each("frozenset", sorted(x, key=repr))
+        elif isinstance(x, enum.Enum) and (ref := reference(kind)) is not None:
+            self._text(f"enum:{ref}:{x.name}")
+            if x.name not in kind.__members__:  # a combination of flags
+                self.feed(x.value)
+        elif isinstance(x, np.dtype):
+            self._text(f"dtype:{x!r}")
+        elif (
+            isinstance(x, np.generic)
+            and kind.__module__ in ("numpy", "ml_dtypes")
+            and (
+                not isinstance(x, np.void)  # a view of memory that can change
+            )
+        ):
+            self._text(f"scalar:{x.dtype!r}:")
+            self._text(x.tobytes().hex())
+        elif isinstance(x, types.ModuleType):
+            self._text(f"module:{x.__name__}")
+        elif isinstance(x, types.CodeType):
+            self._feed_code(x)
+        elif kind is functools.partial:
+            self._each("partial", (x.func, x.args, tuple(sorted(x.keywords.items()))))
+        elif isinstance(x, types.FunctionType):
+            self._feed_function(x)
+        elif isinstance(x, types.MethodType) and isinstance(x.__self__, type):
+            self._each("method", (x.__func__, x.__self__))
+        elif (ref := reference(x)) is not None:
+            self._text(f"reference:{ref}")
+        else:
+            self._cannot_tell(x)
+
+    def _text(self, s: str) -> None:
+        raw = s.encode(errors="surrogatepass")
+        self._update(f"{len(raw)}:".encode())
+        self._update(raw)
+
+    def _each(self, kind: str, items: Any) -> None:
         items = list(items)
-        text(f"{kind}{len(items)}")
+        self._text(f"{kind}{len(items)}")
         for item in items:
-            _feed(item, update, seen)
+            self.feed(item)
 
-    if x is None or x is Ellipsis or isinstance(x, (bool, int, str, bytes)):
-        text(f"{type(x).__qualname__}:{x!r}")
-    elif type(x) is float:
-        text(f"float:{x.hex()}")
-    elif type(x) is complex:
-        text(f"complex:{x.real.hex()}:{x.imag.hex()}")
-    elif type(x) is tuple:
-        each("tuple", x)
-    elif type(x) is slice:
-        each("slice", (x.start, x.stop, x.step))
-    elif type(x) is frozenset:
-        each("frozenset", sorted(x, key=repr))
-    elif isinstance(x, np.dtype):
-        text(f"dtype:{x!r}")
-    elif isinstance(x, np.generic):
-        text(f"scalar:{x.dtype!r}:")
-        update(x.tobytes())
-    elif isinstance(x, types.ModuleType):
-        text(f"module:{x.__name__}")
-    elif isinstance(x, types.CodeType):
-        _feed_code(x, update, seen)
-    elif isinstance(x, functools.partial):
-        each("partial", (x.func, x.args, tuple(sorted(x.keywords.items()))))
-    elif isinstance(x, types.FunctionType):
-        if id(x) in seen:  # a function that refers to itself
-            text(f"again:{x.__module__}:{x.__qualname__}")
+    def _cannot_tell(self, x: Any) -> None:
+        if not self._with_holes:
+            raise _CannotTellError
+        self._text(f"hole:{type(x).__module__}:{type(x).__qualname__}")
+
+    def _feed_function(self, x: types.FunctionType) -> None:
+        if id(x) in self._met:
+            self._text(f"again:{self._met[id(x)]}")
             return
-        seen.add(id(x))
+        self._met[id(x)] = len(self._met)
+        self._witness.namespaces.append(x.__globals__)
+        self._text(f"function:{x.__module__}:{x.__qualname__}")
+        # A closure that assigns to its cells, or a function with attributes, has a state of its own.
         free = frozenset(x.__code__.co_freevars)
-        if free and _assigns_to(free, x.__code__):
-            raise _CannotTellError
-        text(f"function:{x.__module__}:{x.__qualname__}")
-        _feed_code(x.__code__, update, seen)
-        each("defaults", x.__defaults__ or ())
-        each("kwdefaults", tuple(sorted((x.__kwdefaults__ or {}).items())))
-        each("cells", (_cell(c) for c in x.__closure__ or ()))
-    elif isinstance(x, types.MethodType) and isinstance(x.__self__, type):
-        each("method", (x.__func__, x.__self__))
-    else:
-        ref = reference(x)
-        if ref is None:
-            raise _CannotTellError
-        text(f"reference:{ref}")
+        has_state = (free and _assigns_to(free, x.__code__)) or (
+            "<locals>" in x.__qualname__ and x.__dict__.keys() - {"__wrapped__"}
+        )
+        if has_state:
+            self._cannot_tell(x)
+        self._feed_code(x.__code__)
+        self._each("defaults", x.__defaults__ or ())
+        self._each("kwdefaults", tuple(sorted((x.__kwdefaults__ or {}).items())))
+        self._text(f"cells{len(free)}")
+        for cell in x.__closure__ or ():
+            content = _content(cell)
+            if content is _empty:  # a name that is bound later
+                self._cannot_tell(cell)
+                continue
+            self._witness.cells.append((cell, content))
+            self.feed(content)
+
+    def _feed_code(self, code: types.CodeType) -> None:
+        # Not the file and the lines: they move when something else in the module changes.
+        for part in (
+            code.co_code,
+            code.co_exceptiontable,
+            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags),
+            code.co_names,
+            code.co_varnames,
+            code.co_freevars,
+            code.co_cellvars,
+            code.co_consts,
+        ):
+            self.feed(part)
 
 
-def _cell(cell: types.CellType) -> Any:
+_empty = object()
+
+
+def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # empty: a name that is bound later
-        raise _CannotTellError from None
-
-
-def _feed_code(code: types.CodeType, update: Callable[[bytes], None], seen: set[int]) -> None:
-    # Not the file and the lines: they move when something else in the module changes.
-    update(code.co_code)
-    for part in (
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags),
-        code.co_names,
-        code.co_varnames,
-        code.co_freevars,
-        code.co_cellvars,
-        code.co_consts,
-    ):
-        _feed(part, update, seen)
+    except ValueError:
+        return _empty
 
 
 def _assigns_to(free: frozenset[str], code: types.CodeType) -> bool:

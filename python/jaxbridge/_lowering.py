@@ -11,7 +11,7 @@ from . import _adapters, _compat, _core, _plan
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
-    from ._function import CallSite
+    from ._call_site import CallSite
 
 # Two targets, since whether XLA may capture a call is a property of the handler.
 _target = "jaxbridge.call"
@@ -29,7 +29,7 @@ def _check_handlers() -> None:
     # and on CUDA it says nothing about that.
     if _core.ffi_versions()[1] < 0:
         raise RuntimeError(
-            f"jaxlib {jax.lib.__version__} did not accept jaxbridge's FFI handlers; "
+            f"this jaxlib (JAX {jax.__version__}) did not accept jaxbridge's FFI handlers; "
             f"python -m jaxbridge shows the versions"
         )
 
@@ -41,9 +41,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     ]
 
 
-def lower_call(
-    ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, ...]
-) -> Any:
+def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, ...]) -> Any:
     """The lowering rule, on every platform."""
     del results
     _check_handlers()
@@ -52,7 +50,7 @@ def lower_call(
     if not site.durable and _compat.lowering_for_export(ctx):
         raise NotImplementedError(
             f"{site.name}: an anonymous function cannot be exported, since no other process could find "
-            f"it; give it a name: call(fn, ..., name=\"...\"), or define it at the top level of a "
+            f'it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module. Static arguments must be values with a text (numbers, strings, tuples, ...)"
         )
     registration = site.registration()

@@ -18,7 +18,7 @@ from ._errors import InputChangedError, ResultError, ViewKeptError
 from ._spec import Slot
 
 if TYPE_CHECKING:
-    from ._function import CallSite
+    from ._call_site import CallSite
 
 Described = Sequence[tuple[Any, tuple[int, ...]]]
 Run = Callable[[list[Any], list[Any], int, int], None]
@@ -79,7 +79,9 @@ def make_plan(
     if _config.debug:
         body = _debugging(body, own)
 
-    def run(operand_buffers: list[Any], result_buffers: list[Any], ordinal: int, stream: int) -> None:
+    def run(
+        operand_buffers: list[Any], result_buffers: list[Any], ordinal: int, stream: int
+    ) -> None:
         scope = adapter.scope(platform, ordinal, stream) if not staged else None
         if scope is None:
             body(operand_buffers, result_buffers)
@@ -130,7 +132,7 @@ def _result_writer(
     view, store, signature = adapter.view, adapter.store, adapter.signature
     tree = site.own_results
     paths = tree.paths()
-    treedef = jax.tree.structure(tree.fill([0] * len(own)))
+    treedef: Any = jax.tree.structure(tree.fill([0] * len(own)))
 
     def checked(value: Any, position: int) -> Any:
         dtype, shape = expected[position]
@@ -160,7 +162,7 @@ def _result_writer(
 
     def write(value: Any, buffers: list[Any]) -> None:
         leaves, got = jax.tree.flatten(value)
-        if got != treedef:
+        if treedef != got:
             raise ResultError(
                 f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
             )
@@ -185,8 +187,12 @@ def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     kinds = {bool: "b", int: "iufc", float: "fc", complex: "c"}
     if shape != () or type(value) not in kinds:
         return _no_rule_for_scalar
-    kind = "b" if dtype == np.bool_ else "c" if jax.numpy.issubdtype(dtype, np.complexfloating) else (
-        "f" if jax.numpy.issubdtype(dtype, np.floating) else "i"
+    kind = (
+        "b"
+        if dtype == np.bool_
+        else "c"
+        if jax.numpy.issubdtype(dtype, np.complexfloating)
+        else ("f" if jax.numpy.issubdtype(dtype, np.floating) else "i")
     )
     return np.asarray(value, dtype) if kind in kinds[type(value)] else _no_rule_for_scalar
 
@@ -198,9 +204,7 @@ def _checking_inputs(
     paths = site.arguments.paths()
 
     def run(operand_buffers: list[Any], result_buffers: list[Any]) -> None:
-        watched = [
-            (i, adapter.view(b)) for i, b in enumerate(operand_buffers) if i not in writable
-        ]
+        watched = [(i, adapter.view(b)) for i, b in enumerate(operand_buffers) if i not in writable]
         before = [adapter.snapshot(v) for _, v in watched]
         work(operand_buffers, result_buffers)
         for (i, v), token in zip(watched, before, strict=True):
@@ -256,7 +260,9 @@ def end_lease(
         return
     gc.collect()
     argument_paths = site.arguments.paths()
-    names = [f"argument {argument_name(argument_paths.get(i, str(i)))}" for i in _core.held(operands)]
+    names = [
+        f"argument {argument_name(argument_paths.get(i, str(i)))}" for i in _core.held(operands)
+    ]
     names += [f"result {i}" for i in _core.held(results)]
     if not names:
         return

@@ -15,7 +15,7 @@ from . import _compat, _lowering
 from ._errors import BatchingError, DerivativeError
 
 if TYPE_CHECKING:
-    from ._function import CallSite
+    from ._call_site import CallSite
 
 Result = tuple[tuple[int, ...], Any]
 
@@ -78,7 +78,6 @@ def _bind(site: "CallSite", results: Sequence[Result], operands: Sequence[Any]) 
         return list(call_p.bind(*operands, site=site, results=tuple(results)))
 
 
-@call_p.def_effectful_abstract_eval
 def _abstract_eval(
     *operands: Any, site: "CallSite", results: tuple[Result, ...]
 ) -> tuple[list[Any], set[Any]]:
@@ -86,18 +85,21 @@ def _abstract_eval(
     return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
 
 
+call_p.def_effectful_abstract_eval(_abstract_eval)
+
+
 @functools.partial(jax.jit, static_argnames=("site", "results"))
 def _run(*operands: Any, site: "CallSite", results: tuple[Result, ...]) -> list[Any]:
     return list(call_p.bind(*operands, site=site, results=results))
 
 
-@call_p.def_impl
 def _impl(*operands: Any, **params: Any) -> list[Any]:
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         return list(_run(*operands, **params))
 
 
+call_p.def_impl(_impl)
 mlir.register_lowering(call_p, _lowering.lower_call)
 
 
@@ -118,7 +120,7 @@ def _jvp(
             f"or jax.custom_vjp, or stop the gradient before it with jax.lax.stop_gradient"
         )
     outs = _bind(site, results, primals)
-    return outs, [ad.Zero.from_primal_value(o) for o in outs]
+    return outs, [ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outs]
 
 
 ad.primitive_jvps[call_p] = _jvp

@@ -70,8 +70,6 @@ class Template:
         }
 
 
-
-
 def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
     """A JSON value for `tree`, and whether another process can decode it.
 
@@ -88,10 +86,12 @@ def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
                 return ["slot", x.index]
             case None:
                 return None
-            case bool() | str():
+            case _ if type(x) in (bool, str):
                 return x
             case enum.Enum() if (ref := _identity.reference(type(x))) is not None:
-                return ["enum", ref, x.name]
+                if x.name in type(x).__members__:
+                    return ["enum", ref, x.name]
+                return ["flags", ref, walk(x.value)]
             case _ if type(x) is int:
                 return ["int", str(x)]
             case _ if type(x) is float:
@@ -108,14 +108,18 @@ def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
                 return ["tuple", [walk(y) for y in x]]
             case _ if type(x) is list:
                 return ["list", [walk(y) for y in x]]
-            case _ if type(x) is dict and all(isinstance(k, str) for k in x):
+            case _ if type(x) is dict and all(type(k) is str for k in x):
                 return ["dict", [[k, walk(x[k])] for k in sorted(x)]]
+            case _ if type(x) is dict:
+                return ["items", sorted(([walk(k), walk(v)] for k, v in x.items()), key=json.dumps)]
+            case _ if type(x) is range:
+                return ["range", x.start, x.stop, x.step]
             case _ if type(x) is frozenset:
                 return ["frozenset", sorted((walk(y) for y in x), key=json.dumps)]
             case tuple() if hasattr(x, "_fields") and _identity.reference(type(x)):
                 return ["namedtuple", _identity.reference(type(x)), [walk(y) for y in x]]
-            case np.dtype() if x.names is None and x.subdtype is None:
-                return ["dtype", x.name]
+            case np.dtype() if (text := _dtype_text(x)) is not None:
+                return ["dtype", text]
             case _ if callable(x) and (ref := _identity.reference(x)) is not None:
                 identity = _identity.fingerprint(x)
                 if _identity.is_told(identity):
@@ -160,6 +164,10 @@ def decode(node: Any) -> Any:
             return list(map(decode, rest[0]))
         case "dict":
             return {k: decode(v) for k, v in rest[0]}
+        case "items":
+            return {decode(k): decode(v) for k, v in rest[0]}
+        case "range":
+            return range(*rest)
         case "frozenset":
             return frozenset(map(decode, rest[0]))
         case "namedtuple":
@@ -167,11 +175,27 @@ def decode(node: Any) -> Any:
         case "dtype":
             return jax.numpy.dtype(rest[0])
         case "enum":
-            return _identity.resolve(rest[0])[rest[1]]
+            return _identity.resolve(f"{rest[0]}.{rest[1]}")
+        case "flags":
+            return _identity.resolve(rest[0])(decode(rest[1]))
         case "reference":
-            return _identity.resolve(rest[0])
+            found = _identity.resolve(rest[0])
+            if _identity.fingerprint(found) != rest[1]:
+                raise LookupError(f"{rest[0]!r}, one of its arguments, has other code here")
+            return found
         case _:
             raise LookupError(f"a value of kind {kind!r} exists in one process only")
+
+
+def _dtype_text(dtype: np.dtype[Any]) -> str | None:
+    """A text that gives `dtype` again, None where there is none."""
+    for text in (dtype.name, dtype.str):
+        try:
+            if jax.numpy.dtype(text) == dtype:
+                return text
+        except TypeError:
+            pass
+    return None
 
 
 def to_text(spec: dict[str, Any]) -> str:

@@ -262,7 +262,7 @@ void bind_buffer(nb::module_& m) {
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def_prop_ro(
           "dtype", [](const call_buffer& b) { return b.layout->numpy_dtype; },
-          nb::sig("def dtype(self) -> numpy.dtype"), "NumPy's or ml_dtypes' dtype.")
+          nb::sig("def dtype(self) -> numpy.dtype[typing.Any]"), "NumPy's or ml_dtypes' dtype.")
       .def_prop_ro("ndim", [](const call_buffer& b) { return b.layout->shape.size(); })
       .def_prop_ro("nbytes", [](const call_buffer& b) { return b.layout->size_bytes; })
       .def_prop_ro(
@@ -275,9 +275,11 @@ void bind_buffer(nb::module_& m) {
           "stream", [](const call_buffer& b) { return b.stream.address(); },
           "XLA's CUstream for this call; 0 on the CPU.")
       .def_prop_ro("readonly", [](const call_buffer& b) { return b.readonly; })
-      .def_prop_ro("__array_interface__",
-                   [](nb::handle_t<call_buffer> self) { return cpu_interface(self); })
-      .def_prop_ro("__cuda_array_interface__", &cuda_interface)
+      .def_prop_ro(
+          "__array_interface__", [](nb::handle_t<call_buffer> self) { return cpu_interface(self); },
+          nb::sig("def __array_interface__(self) -> dict[str, typing.Any]"))
+      .def_prop_ro("__cuda_array_interface__", &cuda_interface,
+                   nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"))
       .def(
           "__array__",
           [](nb::handle_t<call_buffer> self, nb::object dtype, nb::object copy) {
@@ -285,7 +287,7 @@ void bind_buffer(nb::module_& m) {
           },
           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
           nb::sig("def __array__(self, dtype: object = None, copy: bool | None = None) -> "
-                  "numpy.ndarray"))
+                  "numpy.typing.NDArray[typing.Any]"))
       .def(
           "__dlpack_device__",
           [](const call_buffer& b) {
@@ -337,14 +339,19 @@ void bind_buffer(nb::module_& m) {
                                 b.readonly ? ", readonly" : "", b.revoked ? ", ended" : "");
         return nb::cast<std::string>(text);
       });
-  m.def("set_dtypes", &set_dtypes, nb::arg("by_name"));
-  m.def("dtype_names", [] {
-    nb::list out;
+  m.def("set_dtypes", &set_dtypes, nb::arg("by_name"),
+        nb::sig("def set_dtypes(by_name: dict[str, numpy.dtype[typing.Any]]) -> None"),
+        "Sets the table from names to dtype objects; once, at import.");
+  m.def(
+      "dtype_names",
+      [] {
+        nb::list out;
 #define JAXBRIDGE_ENTRY(id, text, xla, bits, dlpack) out.append(text);
-    JAXBRIDGE_DTYPES(JAXBRIDGE_ENTRY)
+        JAXBRIDGE_DTYPES(JAXBRIDGE_ENTRY)
 #undef JAXBRIDGE_ENTRY
-    return out;
-  });
+        return out;
+      },
+      nb::sig("def dtype_names() -> list[str]"), "The names of XLA's element types.");
   m.def(
       "held",
       [](const nb::list& buffers) {
@@ -356,7 +363,8 @@ void bind_buffer(nb::module_& m) {
         }
         return out;
       },
-      nb::arg("objects"), "Positions of those that something besides this list refers to.");
+      nb::arg("objects"), nb::sig("def held(objects: list[Buffer]) -> list[int]"),
+      "Positions of those that something besides this list refers to.");
 }
 
 }  // namespace jaxbridge::python

@@ -6,13 +6,18 @@
 namespace jaxbridge::python {
 namespace {
 thread_local const dispatch::call* current = nullptr;
+thread_local int depth = 0;
 }  // namespace
 
 current_call_scope::current_call_scope(const dispatch::call& c) noexcept : previous_(current) {
   current = &c;
+  ++depth;
 }
 
-current_call_scope::~current_call_scope() { current = previous_; }
+current_call_scope::~current_call_scope() {
+  current = previous_;
+  --depth;
+}
 
 void bind_current_call(nb::module_& m) {
   m.def(
@@ -26,6 +31,9 @@ void bind_current_call(nb::module_& m) {
       },
       nb::sig("def current_call() -> tuple[str, int, int, bool] | None"),
       "(platform, device ordinal, stream, capturing) of the call that this thread is in.");
+  m.def(
+      "call_depth", [] { return depth; },
+      "How many calls, one inside the other, this thread is in.");
 }
 
 }  // namespace jaxbridge::python

@@ -20,9 +20,8 @@ bool same_layouts(std::span<const any_buffer> buffers,
                   const std::vector<std::shared_ptr<const buffer_layout>>& layouts) {
   return std::equal(buffers.begin(), buffers.end(), layouts.begin(), layouts.end(),
                     [](const any_buffer& b, const std::shared_ptr<const buffer_layout>& l) {
-                      return b.dtype == l->dtype &&
-                             std::equal(b.shape.begin(), b.shape.end(), l->shape.begin(),
-                                        l->shape.end());
+                      return b.dtype == l->dtype && std::equal(b.shape.begin(), b.shape.end(),
+                                                               l->shape.begin(), l->shape.end());
                     });
 }
 
@@ -59,8 +58,8 @@ result<cuda::staging_block> to_host(const dispatch::call& c, std::size_t size_by
       cuda::staging_block::lease(c.device.ordinal, c.stream, size_bytes);
   if (!block.ok()) return block;
   for (std::size_t i = 0; i < c.operands.size(); ++i) {
-    if (status s = block.value().to_host(offsets[i], c.operands[i].data,
-                                         c.operands[i].size_bytes());
+    if (status s =
+            block.value().to_host(offsets[i], c.operands[i].data, c.operands[i].size_bytes());
         !s.ok()) {
       return s;
     }
@@ -108,9 +107,8 @@ python_target::~python_target() {
 status python_target::check_in_place(const dispatch::call& c) const {
   for (const auto& [operand, result] : in_place_) {
     if (operand >= c.operands.size() || result >= c.results.size()) {
-      return {status_code::internal, "in-place operand " + std::to_string(operand) +
-                                         " or result " + std::to_string(result) +
-                                         " is not in the call"};
+      return {status_code::internal, "in-place operand " + std::to_string(operand) + " or result " +
+                                         std::to_string(result) + " is not in the call"};
     }
     const any_buffer& in = c.operands[operand];
     if (in.data != c.results[result].data && in.size() > 0) {
@@ -139,8 +137,8 @@ std::shared_ptr<const plan> python_target::plan_for(const dispatch::call& c) {
   fresh->where = c.device.platform;
   fresh->operands = make_layouts(c.operands);
   fresh->results = make_layouts(c.results);
-  const nb::object made = make_plan_(name(fresh->where), describe(fresh->operands),
-                                     describe(fresh->results));
+  const nb::object made =
+      make_plan_(name(fresh->where), describe(fresh->operands), describe(fresh->results));
   fresh->run = made[0];
   fresh->staged = nb::cast<bool>(made[1]);
   // Making it ran Python, so that another thread may have come first.
@@ -264,7 +262,11 @@ void bind_target(nb::module_& m) {
             new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
                                      std::move(in_place));
           },
-          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("in_place"))
+          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("in_place"),
+          nb::sig(
+              "def __init__(self, make_plan: collections.abc.Callable[..., typing.Any], on_error: "
+              "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., None], "
+              "in_place: collections.abc.Sequence[tuple[int, int]]) -> None"))
       .def_prop_ro("calls", &python_target::calls, "How often XLA has called it.")
       .def("clear_plans", &python_target::clear_plans, "Forgets its plans; they are made anew.");
 
@@ -298,8 +300,7 @@ void bind_target(nb::module_& m) {
               }
               const nb::gil_scoped_acquire gil;
               try {
-                const nb::object found =
-                    (*kept)(key, nb::str(spec.data(), spec.size()));
+                const nb::object found = (*kept)(key, nb::str(spec.data(), spec.size()));
                 return std::shared_ptr<dispatch::target>(
                     nb::cast<std::shared_ptr<python_target>>(found));
               } catch (nb::python_error& raised) {
@@ -311,6 +312,7 @@ void bind_target(nb::module_& m) {
             });
       },
       nb::arg("resolve"),
+      nb::sig("def set_resolver(resolve: collections.abc.Callable[[int, str], Target]) -> None"),
       "Sets resolve(key, spec) -> Target, asked for keys that no one has registered.");
   m.def(
       "handlers",
@@ -321,16 +323,19 @@ void bind_target(nb::module_& m) {
         nb::list out;
         out.append(nb::make_tuple("jaxbridge.call", "cpu", capsule(&dispatch::call_cpu)));
         out.append(nb::make_tuple("jaxbridge.call", "CUDA", capsule(&dispatch::call_cuda)));
-        out.append(nb::make_tuple("jaxbridge.call_capturable", "cpu",
-                                  capsule(&dispatch::call_cpu)));
+        out.append(
+            nb::make_tuple("jaxbridge.call_capturable", "cpu", capsule(&dispatch::call_cpu)));
         out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
                                   capsule(&dispatch::call_cuda_capturable)));
         return out;
       },
+      nb::sig("def handlers() -> list[tuple[str, str, typing.Any]]"),
       "(target name, platform, capsule) of each handler.");
-  m.def("ffi_versions", [] {
-    return nb::make_tuple(dispatch::runtime_api_minor(), dispatch::answered_api_minor());
-  }, "Minor FFI version of the runtime (-1: it did not say) and the one that we answered.");
+  m.def(
+      "ffi_versions",
+      [] { return nb::make_tuple(dispatch::runtime_api_minor(), dispatch::answered_api_minor()); },
+      nb::sig("def ffi_versions() -> tuple[int, int]"),
+      "Minor FFI version of the runtime (-1: it did not say) and the one that we answered.");
 }
 
 }  // namespace jaxbridge::python

@@ -16,7 +16,13 @@ from jaxbridge import errors
 
 N = 1 << 20
 FRAMEWORKS = ["cupy", "torch", "numba", "warp"]
-PACKAGE = {"cupy": "cupy", "torch": "torch", "numba": "numba_cuda", "warp": "warp", "numpy": "numpy"}
+PACKAGE = {
+    "cupy": "cupy",
+    "torch": "torch",
+    "numba": "numba_cuda",
+    "warp": "warp",
+    "numpy": "numpy",
+}
 # Long enough that a missing wait is seen: some 50 ms at 2 GHz.
 CYCLES = 100_000_000
 
@@ -262,7 +268,9 @@ def test_kept_view_is_reported(framework, x):
 def test_wrong_result(framework, x):
     name, lib = framework
     spec = jax.ShapeDtypeStruct((N,), jnp.int32)
-    with pytest.raises(errors.ResultError, match=r"expected int32\[1048576\], got float32\[1048576\]"):
+    with pytest.raises(
+        errors.ResultError, match=r"expected int32\[1048576\], got float32\[1048576\]"
+    ):
         jaxbridge.call(lib.returned, spec, framework=name)(x)
 
 
@@ -318,9 +326,7 @@ DTYPES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, dtype", [(n, d) for n, ds in DTYPES.items() for d in ds.split()]
-)
+@pytest.mark.parametrize("name, dtype", [(n, d) for n, ds in DTYPES.items() for d in ds.split()])
 @pytest.mark.parametrize("shape", [(4,), (), (0, 3)])
 def test_every_dtype(name, dtype, shape, needs):
     needs(PACKAGE.get(name, "jax"))
@@ -333,7 +339,9 @@ def test_every_dtype(name, dtype, shape, needs):
         )
 
 
-@pytest.mark.parametrize("name, dtype", [("cupy", "float8_e5m2"), ("warp", "complex64"), ("numba", "bfloat16")])
+@pytest.mark.parametrize(
+    "name, dtype", [("cupy", "float8_e5m2"), ("warp", "complex64"), ("numba", "bfloat16")]
+)
 def test_dtypes_that_a_framework_lacks(name, dtype, needs):
     needs(PACKAGE[name])
     with pytest.raises(TypeError, match=dtype):
@@ -419,7 +427,9 @@ def test_buffer_pointers_and_stream(x):
 
     def look(a, out):
         interface = a.__cuda_array_interface__
-        seen.append((a.pointer, a.platform, a.ordinal, a.stream, interface["stream"], a.__dlpack_device__()))
+        seen.append(
+            (a.pointer, a.platform, a.ordinal, a.stream, interface["stream"], a.__dlpack_device__())
+        )
 
     jaxbridge.call(look, like, out=-1, framework="buffer")(x)
     pointer, platform, ordinal, stream, protocol, device = seen[0]
@@ -442,7 +452,9 @@ g = jaxbridge.call(lambda a: a + 1, lambda a: a)
 print(g(jnp.ones(2)))
 """
     env = {**os.environ, "JAXBRIDGE_DEBUG": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "changed" in done.stdout and "[2. 2.]" in done.stdout
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapters on the CPU, one by one: views, leases, results, scopes. Calls: test_call.py."""
 
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -16,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 from jaxbridge import _adapters
 
 STANDARD = [
@@ -744,34 +746,81 @@ class FakeCudaDevice:
 
     def __init__(self, name: str, runtime: Any) -> None:
         self.name, self.runtime, self.stream = name, runtime, f"own stream of {name}"
+        self.ordinal = int(name[-1])
+        self.own_allocator = self.allocator = FakeAllocator()
 
     def set_stream(self, stream: Any, sync: bool) -> None:
         assert not sync
         self.stream = stream
 
+    def get_allocator(self) -> Any:
+        return self.allocator
+
     def __repr__(self) -> str:
         return self.name
 
 
-def test_warp_devices_take_turns() -> None:
-    adapter_of("warp")
-    from jaxbridge._adapters.warp import _Turn
+class FakeAllocator:
+    memory_kind = "pool"
 
+    def __init__(self) -> None:
+        self.freed: list[Any] = []
+
+    def allocate(self, size: int) -> int:
+        return 0x2000
+
+    def deallocate(self, ptr: int, size: int) -> None:
+        self.freed.append((ptr, size))
+
+
+class FakeWarpStream:
+    def __init__(self, cuda_stream: int, device: FakeCudaDevice) -> None:
+        self.cuda_stream, self.device, self.is_capturing = cuda_stream, device, False
+
+
+class FakeScopedAllocator:
+    def __init__(self, device: FakeCudaDevice, allocator: Any) -> None:
+        self.device, self.allocator = device, allocator
+
+    def __enter__(self) -> None:
+        self.before, self.device.allocator = self.device.allocator, self.allocator
+
+    def __exit__(self, *exc: object) -> None:
+        self.device.allocator = self.before
+
+
+@pytest.fixture
+def warp_devices(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two CUDA devices of Warp's, streams on them, and the calls that order streams."""
+    adapter_of("warp")
+    module: Any = sys.modules["jaxbridge._adapters.warp"]
+    orders: list[Any] = []
+    core = types.SimpleNamespace(stream_order=lambda *order: orders.append(order))
+    monkeypatch.setattr(module, "_core", core)
+    monkeypatch.setattr(module, "_ScopedAllocator", FakeScopedAllocator)
     runtime = types.SimpleNamespace(default_device="user's")
     devices = [FakeCudaDevice(f"cuda:{i}", runtime) for i in range(2)]
-    turn = _Turn()
+    streams = [FakeWarpStream(70 + i, devices[i % 2]) for i in range(4)]
+    return types.SimpleNamespace(
+        turn=module._Turn(), devices=devices, streams=streams, orders=orders, runtime=runtime
+    )
+
+
+def test_warp_devices_take_turns(warp_devices: Any) -> None:
+    turn, devices, streams = warp_devices.turn, warp_devices.devices, warp_devices.streams
+    runtime = warp_devices.runtime
     wrong: list[Any] = []
 
-    def work(device: Any, stream: str) -> None:
+    def work(stream: Any) -> None:
+        device = stream.device
         for _ in range(200):
             turn.take(device, stream)
-            if (runtime.default_device, device.stream) != (device, stream):
-                wrong.append((device, stream, runtime.default_device, device.stream))
+            now = (runtime.default_device, device.stream, device.allocator.inner)
+            if now != (device, stream, device.own_allocator):
+                wrong.append((device, stream, now))
             turn.give_back()
 
-    threads = [
-        threading.Thread(target=work, args=(devices[i % 2], f"stream {i % 3}")) for i in range(6)
-    ]
+    threads = [threading.Thread(target=work, args=(streams[i % 4],)) for i in range(6)]
     for t in threads:
         t.start()
     for t in threads:
@@ -780,12 +829,52 @@ def test_warp_devices_take_turns() -> None:
     assert wrong == []
     assert runtime.default_device == "user's"
     assert [d.stream for d in devices] == ["own stream of cuda:0", "own stream of cuda:1"]
+    assert [d.allocator is d.own_allocator for d in devices] == [True, True]
+    assert warp_devices.orders == []  # nothing was allocated
 
-    turn.take(devices[0], "a")
+    turn.take(devices[0], streams[0])
     with pytest.raises(RuntimeError, match=r"cuda:0 called JAX.*cuda:1"):
-        turn.take(devices[1], "b")
+        turn.take(devices[1], streams[1])
     turn.give_back()
     assert runtime.default_device == "user's"
+
+
+def test_warp_frees_after_the_work_of_the_stream(warp_devices: Any) -> None:
+    turn, orders = warp_devices.turn, warp_devices.orders
+    device, stream = warp_devices.devices[0], warp_devices.streams[0]
+    turn.take(device, stream)
+    allocator = device.get_allocator()
+    assert allocator.memory_kind == "pool"
+    kept = [allocator.allocate(8), allocator.allocate(8)]
+    allocator.deallocate(kept.pop(), 8)
+    assert orders == [(70, 0, 0)]  # before the free
+    assert device.own_allocator.freed == [(0x2000, 8)]
+    turn.give_back()
+    assert orders == [(70, 0, 0)] * 2  # for what outlives the call
+    allocator.deallocate(kept.pop(), 8)
+    assert orders == [(70, 0, 0)] * 2
+    assert len(device.own_allocator.freed) == 2
+
+    # A later call may use what an earlier one has allocated.
+    turn.take(device, stream)
+    assert device.get_allocator() is allocator
+    turn.give_back()
+    assert orders == [(70, 0, 0)] * 3
+
+    stream.is_capturing = True
+    turn.take(device, stream)
+    allocator.deallocate(allocator.allocate(8), 8)
+    turn.give_back()
+    assert orders == [(70, 0, 0)] * 3
+
+    # Another allocator of the user's.
+    stream.is_capturing = False
+    device.allocator = other = FakeAllocator()
+    turn.take(device, stream)
+    device.get_allocator().deallocate(device.get_allocator().allocate(8), 8)
+    turn.give_back()
+    assert other.freed == [(0x2000, 8)]
+    assert device.allocator is other
 
 
 def test_warp_starts_without_a_greeting() -> None:
@@ -971,4 +1060,238 @@ def test_numba_names_what_is_missing_on_cuda(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "numba.cuda", None)
     monkeypatch.delattr("numba.cuda", raising=False)
     with pytest.raises(ImportError, match="pip install numba-cuda"):
+        adapter.check_dtype(np.dtype("float32"), "cuda")
+
+
+# --- CuPy and torch on CUDA, as far as it goes without a device ---
+
+
+class FakeCuda:
+    """What a thread has current, as the CUDA runtime and CuPy 14 keep it."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.null = FakeStream(self, 0, -1)
+        self.current = [self.null, self.null]
+        self.entered = [[self.null], [self.null]]  # the `with` blocks of each device
+        self.order: list[int] = []
+        self.fail = False
+
+    def set(self, stream: "FakeStream") -> None:
+        # As in CuPy, a stream of no known device counts as one of the current device.
+        at = self.device if stream.device_id == -1 else stream.device_id
+        assert at == self.device
+        self.current[at] = stream
+
+    def set_device(self, ordinal: int) -> None:
+        self.device = ordinal
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeCuda, ptr: int, device_id: int) -> None:
+        self.cuda, self.ptr, self.device_id = cuda, ptr, device_id
+
+    def __enter__(self) -> None:
+        if self.cuda.fail:
+            raise RuntimeError("driver")
+        self.cuda.set(self)
+        self.cuda.entered[self.cuda.device].append(self)
+        self.cuda.order.append(self.cuda.device)
+
+    def __exit__(self, *exc: object) -> None:
+        ordinal = self.cuda.order.pop()
+        self.cuda.entered[ordinal].pop()
+        self.cuda.set(self.cuda.entered[ordinal][-1])
+
+    def use(self) -> None:
+        self.cuda.set(self)
+
+
+class FakeMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class FakeMemoryPointer:
+    def __init__(self, mem: FakeMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+        self.copies: list[Any] = []
+
+    def copy_from_device_async(self, source: Any, size: int) -> None:
+        self.copies.append((source, size))
+
+
+class FakeArray:
+    def __init__(self, shape: Any, dtype: Any, data: Any, c_contiguous: bool = True) -> None:
+        self.shape, self.dtype, self.data = shape, dtype, data
+        self.nbytes = int(np.prod(shape)) * dtype.itemsize
+        self.flags = types.SimpleNamespace(c_contiguous=c_contiguous)
+
+
+@pytest.fixture(params=["14.2.0", "13.6.0"])
+def fake_cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    state = FakeCuda()
+    module: Any = types.ModuleType("cupy")
+    stream_class: Any = type("Stream", (), {"null": state.null})
+
+    def from_external(protocol: Any) -> FakeStream:
+        version, ptr = protocol.__cuda_stream__()
+        assert version == 0
+        return FakeStream(state, ptr, -1)
+
+    def external(ptr: int, device_id: int) -> FakeStream:
+        assert request.param < "14", "deprecated"
+        return FakeStream(state, ptr, device_id)
+
+    if request.param >= "14":
+        stream_class.from_external = from_external
+    module.__version__ = request.param
+    module.ndarray = FakeArray
+    module.state = state
+    module.copied = []
+    module.copyto = lambda *args: module.copied.append(args)
+    module.cuda = types.SimpleNamespace(
+        MemoryPointer=FakeMemoryPointer,
+        UnownedMemory=FakeMemory,
+        Stream=stream_class,
+        ExternalStream=external,
+        get_current_stream=lambda ordinal: state.current[ordinal],
+        runtime=types.SimpleNamespace(getDevice=lambda: state.device, setDevice=state.set_device),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.delitem(sys.modules, "jaxbridge._adapters.cupy", raising=False)
+    monkeypatch.setattr(_adapters, "_loaded", {})
+    yield module
+    sys.modules.pop("jaxbridge._adapters.cupy", None)
+
+
+def test_cupy_view_and_store(fake_cupy: Any) -> None:
+    adapter = _adapters.get("cupy")
+    buffer, out = on_cuda(example("float32")), on_cuda(example("float32"))
+    with Lease(buffer):
+        view = adapter.view(buffer)
+        memory = view.data.mem
+        assert (memory.ptr, memory.size, memory.device_id) == (0x1000, 24, 0)
+        assert memory.owner is buffer
+        assert adapter.signature(view) == ((2, 3), np.dtype("float32"))
+        target = adapter.view(out)
+        adapter.store(view, target)
+        assert target.data.copies == [(view.data, 24)]
+        assert fake_cupy.copied == []
+        view.flags.c_contiguous = False
+        adapter.store(view, target)
+        adapter.store(np.array(1.5), target)
+        assert fake_cupy.copied == [(target, view), (target, 1.5)]
+        assert type(fake_cupy.copied[1][1]) is np.float64
+        assert len(target.data.copies) == 1
+        fake_cupy.copied.clear()
+        target.data.copies.clear()
+        del view, memory
+
+
+def test_cupy_dtypes(fake_cupy: Any) -> None:
+    adapter = _adapters.get("cupy")
+    has = {*STANDARD, "bfloat16"} if fake_cupy.__version__ >= "14" else {*STANDARD}
+    for name in [*ALL, *PACKED]:
+        if name in has:
+            adapter.check_dtype(dtype_of(name), "cuda")
+        else:
+            with pytest.raises(TypeError, match=f'"cupy" has no {name} arrays on cuda'):
+                adapter.check_dtype(dtype_of(name), "cuda")
+    assert adapter.platforms == {"cuda"}
+
+
+@pytest.mark.parametrize("before", ["null", "with", "use", "use in with"])
+@pytest.mark.parametrize("ordinal", [0, 1])
+@pytest.mark.parametrize("leaves", ["nothing", "stream", "device", "exception"])
+def test_cupy_scope(fake_cupy: Any, before: str, ordinal: int, leaves: str) -> None:
+    adapter: Any = _adapters.get("cupy")
+    state = fake_cupy.state
+    state.device = ordinal
+    own, used = FakeStream(state, 5, ordinal), FakeStream(state, 6, ordinal)
+    if "with" in before:
+        own.__enter__()
+    if "use" in before:
+        used.use()
+    state.device = 0
+    was = list(state.current)
+
+    def call() -> None:
+        with adapter.scope("cuda", ordinal, 77):
+            assert state.device == ordinal
+            assert (state.current[ordinal].ptr, state.current[ordinal].device_id) == (77, ordinal)
+            with FakeStream(state, 8, ordinal):
+                assert state.current[ordinal].ptr == 8
+            assert state.current[ordinal].ptr == 77
+            if leaves == "stream":
+                FakeStream(state, 9, ordinal).use()
+            if leaves == "device":
+                state.device = 1 - ordinal
+            if leaves == "exception":
+                raise KeyError
+
+    with pytest.raises(KeyError) if leaves == "exception" else contextlib.nullcontext():
+        call()
+    assert state.device == 0
+    assert [a is b for a, b in zip(state.current, was, strict=True)] == [True, True]
+    assert state.order == ([ordinal] if "with" in before else [])
+
+
+def test_cupy_scope_that_cannot_be_entered(fake_cupy: Any) -> None:
+    adapter: Any = _adapters.get("cupy")
+    state = fake_cupy.state
+    state.fail = True
+    with pytest.raises(RuntimeError, match="driver"), adapter.scope("cuda", 1, 77):
+        pass
+    assert state.device == 0
+    assert state.current == [state.null, state.null]
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+@pytest.mark.parametrize("leaves", ["nothing", "stream", "device", "exception"])
+def test_torch_scope(monkeypatch: pytest.MonkeyPatch, ordinal: int, leaves: str) -> None:
+    adapter = adapter_of("torch")
+    import torch
+
+    state = types.SimpleNamespace(device=0, streams=["default 0", "own 1"])
+
+    def set_stream(stream: str) -> None:
+        state.device = int(stream[-1])  # as torch does
+        state.streams[state.device] = stream
+
+    def set_device(ordinal: int) -> None:
+        state.device = ordinal
+
+    for name, value in {
+        "current_device": lambda: state.device,
+        "current_stream": lambda ordinal: state.streams[ordinal],
+        "set_stream": set_stream,
+        "set_device": set_device,
+        "ExternalStream": lambda stream, device: f"external {stream} {device}",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    sys.modules["jaxbridge._adapters.torch"]._streams.clear()
+
+    def call() -> None:
+        with adapter.scope("cuda", ordinal, 77):
+            assert state.device == ordinal
+            assert state.streams[ordinal] == f"external 77 {ordinal}"
+            if leaves == "stream":
+                set_stream(f"other {ordinal}")
+            if leaves == "device":
+                set_device(1 - ordinal)
+            if leaves == "exception":
+                raise KeyError
+
+    with pytest.raises(KeyError) if leaves == "exception" else contextlib.nullcontext():
+        call()
+    assert state == types.SimpleNamespace(device=0, streams=["default 0", "own 1"])
+    sys.modules["jaxbridge._adapters.torch"]._streams.clear()
+
+
+def test_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapter_of("torch")
+    monkeypatch.setattr("torch.version.cuda", None)
+    adapter.check_dtype(np.dtype("float32"), "cpu")
+    with pytest.raises(ImportError, match="built for CUDA"):
         adapter.check_dtype(np.dtype("float32"), "cuda")

@@ -175,14 +175,35 @@ def test_no_elements(shape):
 @pytest.mark.parametrize("count", [1, 16, 64, 256])
 def test_many_operands(count):
     vs = [jnp.float32(i) for i in range(count)]
-    y = jaxbridge.call(lambda *a: np.float32(sum(map(float, a))), jax.ShapeDtypeStruct((), "float32"))(*vs)
+    y = jaxbridge.call(
+        lambda *a: np.float32(sum(map(float, a))), jax.ShapeDtypeStruct((), "float32")
+    )(*vs)
     assert float(y) == count * (count - 1) / 2
 
 
 DTYPES = [
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
-    "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e3m4", "float8_e4m3",
-    "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
     "float8_e8m0fnu",
 ]
 
@@ -264,7 +285,9 @@ def test_custom_vjp_around(x):
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda v: square(v).sum()))(x), 2 * np.arange(4))
 
 
-@pytest.mark.parametrize("method", ["sequential", "sequential_unrolled", "expand_dims", "broadcast_all"])
+@pytest.mark.parametrize(
+    "method", ["sequential", "sequential_unrolled", "expand_dims", "broadcast_all"]
+)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_vmap_methods(method, axis):
     shapes = []
@@ -280,12 +303,15 @@ def test_vmap_methods(method, axis):
     want = np.stack([np.take(np.asarray(a), i, axis) + b for i in range(a.shape[axis])], axis)
     np.testing.assert_array_equal(y, want)
     n, m = a.shape[axis], b.shape[0]
-    assert set(shapes) == {
-        "sequential": {((m,), (m,))},
-        "sequential_unrolled": {((m,), (m,))},
-        "expand_dims": {((n, m), (1, m))},
-        "broadcast_all": {((n, m), (n, m))},
-    }[method]
+    assert (
+        set(shapes)
+        == {
+            "sequential": {((m,), (m,))},
+            "sequential_unrolled": {((m,), (m,))},
+            "expand_dims": {((n, m), (1, m))},
+            "broadcast_all": {((n, m), (n, m))},
+        }[method]
+    )
 
 
 def test_vmap_batched_always_has_one_axis():
@@ -312,7 +338,9 @@ def test_vmap_elementwise_aligns_ranks():
         elementwise=True,
     )
     a, b = jnp.arange(3.0), jnp.arange(2.0)
-    np.testing.assert_array_equal(jax.vmap(f, (None, 0))(a, b), np.arange(2)[:, None] + np.arange(3))
+    np.testing.assert_array_equal(
+        jax.vmap(f, (None, 0))(a, b), np.arange(2)[:, None] + np.arange(3)
+    )
     np.testing.assert_array_equal(
         jax.vmap(jax.vmap(f, (None, 0)), (0, None))(a, b), np.arange(3)[:, None] + np.arange(2)
     )
@@ -349,7 +377,9 @@ def test_shard_map_values_and_gradient_types(x):
     h = jax.jit(
         jax.shard_map(
             lambda v, w: jax.lax.psum(g(v, w).sum(), "i"),
-            mesh=mesh, in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=jax.sharding.PartitionSpec(),
+            mesh=mesh,
+            in_specs=(spec, jax.sharding.PartitionSpec()),
+            out_specs=jax.sharding.PartitionSpec(),
         )
     )
     assert float(h(x, w)) == 18

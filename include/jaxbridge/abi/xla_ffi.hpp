@@ -47,7 +47,7 @@ struct error_create_args {
   int code;
 };
 
-struct error_get_message_args {  // "GetDetails", with a code appended, from 0.5
+struct error_get_message_args {  // "GetDetails", with a code appended, from 0.4
   std::size_t struct_size;
   extension_base* extension_start;
   error* error_;

@@ -27,11 +27,14 @@ class StreamCache(dict[tuple[int, int], Any]):
         self._lock = threading.Lock()
 
     def __missing__(self, key: tuple[int, int]) -> Any:
-        made = self._make(*key)
+        # One object for each stream: the end of a second one would take Warp's record of it along.
         with self._lock:
-            while len(self) >= self.limit:
-                del self[next(iter(self))]
-            return self.setdefault(key, made)
+            found = self.get(key)
+            if found is None:
+                while len(self) >= self.limit:
+                    del self[next(iter(self))]
+                found = self[key] = self._make(*key)
+            return found
 
 
 def is_host_scalar(value: Any) -> bool:

@@ -51,7 +51,7 @@ class BufferAdapter:
             _core.copy(value, out)
         elif out.platform == "cpu":
             # A Python number, which the caller has made a NumPy array.
-            np.asarray(out)[...] = value
+            np.ndarray(out.shape, out.dtype, out)[...] = value
         else:
             raise TypeError(
                 'with framework="buffer" a function on CUDA cannot return a number: it writes its '
@@ -59,10 +59,14 @@ class BufferAdapter:
             )
 
     def snapshot(self, view: Any) -> Any:
-        return np.asarray(view).tobytes() if view.platform == "cpu" else None
+        return self._bytes(view) if view.platform == "cpu" else None
 
     def unchanged(self, view: Any, token: Any) -> bool:
-        return token is None or bool(np.asarray(view).tobytes() == token)
+        return token is None or self._bytes(view) == token
+
+    @staticmethod
+    def _bytes(view: Any) -> bytes:
+        return np.ndarray(view.nbytes, np.uint8, view).tobytes()
 
 
 adapter = BufferAdapter()

@@ -3,6 +3,7 @@
 
 import ctypes
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -101,7 +102,7 @@ class NumbaAdapter(NumpyAdapter):
         # own, so that copies to the host wait, and are in order with kernels.
         memory = cuda.MemoryPointer(
             cuda.gpus[buffer.ordinal].get_primary_context(),
-            ctypes.c_void_p(buffer.pointer),
+            ctypes.c_void_p(buffer.pointer) if buffer.pointer else 0,
             buffer.nbytes,
             owner=buffer,
         )
@@ -125,12 +126,16 @@ class NumbaAdapter(NumpyAdapter):
         elif not getattr(value, "__cuda_ndarray__", False):
             # From the host, also more than a scalar: Numba's kernels leave much to it.
             out.copy_to_device(np.array(value, order="C"))
-        elif value.flags["C_CONTIGUOUS"] and 0 not in value.strides:
-            out.copy_to_device(value)
         else:
-            # On the default stream, by its name: without one Numba would wait for the device.
+            # The default stream by its name: without a stream Numba would wait for the device.
             stream = out.gpu_data.context.get_default_stream()
-            out.setitem((), value, stream=stream)
+            if value.flags["C_CONTIGUOUS"] and 0 not in value.strides:
+                out.copy_to_device(value, stream=stream)
+                return
+            with warnings.catch_warnings():
+                # That a small array is a small grid is nothing a user could change.
+                warnings.simplefilter("ignore")
+                out.setitem((), value, stream=stream)
 
     def snapshot(self, view: Any) -> Any:
         if isinstance(view, np.ndarray):

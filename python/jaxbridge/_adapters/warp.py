@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import warp as wp
 
+from jaxbridge import _core
+
 from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 
 if TYPE_CHECKING:
-    from jaxbridge import _core
-
     from . import Scope, Signature
 
-_array = wp.array
+_array: Any = wp.array
+_ScopedAllocator: Any = getattr(wp, "ScopedAllocator", None)  # not in old versions
 
 _to_warp: dict[np.dtype[Any], Any] = {
     np.dtype(name): getattr(wp, name)
     for name in standard_dtypes
     if hasattr(wp, name)  # no complex numbers
 }
-if hasattr(wp, "bfloat16"):  # since Warp 1.13
+if hasattr(wp, "bfloat16"):  # not in old versions
     import ml_dtypes
 
     _to_warp[np.dtype(ml_dtypes.bfloat16)] = wp.bfloat16
@@ -48,11 +49,43 @@ def _device(name: str) -> Any:
 
 
 def _make_stream(ordinal: int, stream: int) -> Any:
-    device = _device(f"cuda:{ordinal}")
-    return device.null_stream if stream == 0 else wp.Stream(device, cuda_stream=stream)
+    return wp.Stream(_device(f"cuda:{ordinal}"), cuda_stream=stream or None)
 
 
 _streams = StreamCache(_make_stream)
+
+
+class _Allocator:
+    """Warp's own allocator, with XLA's stream in the order of what it frees.
+
+    Warp frees on the null stream, which waits for the streams that Warp makes, but not for XLA's: a
+    temporary would be free, and in other hands, before the kernel that reads it has run.
+    """
+
+    deallocate_requires_context_guard = True
+
+    def __init__(self, inner: Any, stream: Any) -> None:
+        self.inner = inner
+        self.memory_kind = getattr(inner, "memory_kind", None)
+        self._stream = stream
+        self._is_used = False
+        self.in_call = False
+
+    def allocate(self, size_in_bytes: int) -> Any:
+        self._is_used = True
+        return self.inner.allocate(size_in_bytes)
+
+    def deallocate(self, ptr: int, size_in_bytes: int) -> None:
+        # What outlives its call was put in order by the end of the call, or of a later one.
+        if self.in_call:
+            self.order()
+        self.inner.deallocate(ptr, size_in_bytes)
+
+    def order(self) -> None:
+        """What is freed from now on is freed after the work that XLA's stream has now."""
+        # A capture keeps what was allocated under it, and does not take the null stream.
+        if self._is_used and not self._stream.is_capturing:
+            _core.stream_order(self._stream.cuda_stream or 0, 0, self._stream.device.ordinal)
 
 
 class _Turn:
@@ -70,6 +103,9 @@ class _Turn:
         self._threads: list[int] = []
         self._device_before: Any = None
         self._stream_before: Any = None
+        self._allocators: dict[Any, _Allocator] = {}
+        self._allocator: _Allocator | None = None
+        self._allocator_scope: Any = None
 
     def take(self, device: Any, stream: Any) -> None:
         me = threading.get_ident()
@@ -86,6 +122,7 @@ class _Turn:
                 self._device_before = runtime.default_device
                 if stream is not None:
                     self._stream_before = device.stream
+                    self._set_allocator(device, stream)
                     # Without an order between the two: XLA's stream waits for nothing of Warp's.
                     device.set_stream(stream, sync=False)
                 runtime.default_device = device
@@ -103,9 +140,33 @@ class _Turn:
                 device.runtime.default_device = self._device_before
                 if stream is not None:
                     device.set_stream(self._stream_before, sync=False)
+                    self._restore_allocator()
             finally:
                 self._device_before = self._stream_before = None
                 self._free.notify_all()
+
+    def _set_allocator(self, device: Any, stream: Any) -> None:
+        if _ScopedAllocator is None:
+            return
+        inner = device.get_allocator()
+        allocator = self._allocators.get(stream)
+        if allocator is None or allocator.inner is not inner:
+            if len(self._allocators) >= StreamCache.limit:
+                self._allocators.clear()
+            allocator = self._allocators[stream] = _Allocator(inner, stream)
+        self._allocator = allocator
+        self._allocator_scope = _ScopedAllocator(device, allocator)
+        self._allocator_scope.__enter__()
+        allocator.in_call = True
+
+    def _restore_allocator(self) -> None:
+        allocator, scope = self._allocator, self._allocator_scope
+        if allocator is None:
+            return
+        self._allocator = self._allocator_scope = None
+        scope.__exit__(None, None, None)
+        allocator.in_call = False
+        allocator.order()
 
 
 _turn = _Turn()

@@ -11,8 +11,9 @@ namespace jaxbridge::cuda {
 /// streams may be of different devices; a default stream is that of the current context, and the
 /// same stream twice needs nothing. Any thread.
 ///
-/// Under a capture this is part of it: from a captured stream it takes `to` into the capture, from
-/// another one into a captured stream it is an error that ends the capture.
+/// Under a capture this is part of it: from a captured stream it takes `to` into the capture. From
+/// another one into a captured stream, or with a default stream for which is_capturing() holds, it
+/// is an error that spoils the capture: ask before.
 [[nodiscard]] jaxbridge::status order(stream_ref from, stream_ref to);
 
 /// Whether a capture forbids to wait for `stream` or to query it: it is being captured (also where

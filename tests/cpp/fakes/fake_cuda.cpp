@@ -505,15 +505,14 @@ CUresult fake_stream_wait_event(CUstream handle, CUevent e, unsigned int flags) 
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
     if (now->events.count(e) == 0) return CUDA_ERROR_INVALID_HANDLE;
     if (s->capture != nullptr && s->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (e->capture != nullptr && !e->capture->active) return CUDA_ERROR_INVALID_VALUE;
     if (e->capture != nullptr && s->capture == nullptr) {
-      if (!e->capture->active) return CUDA_ERROR_INVALID_VALUE;
       if (s == &s->context->legacy) {
         return invalidate(*e->capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
       }
       // The fork: the stream becomes part of the capture.
       s->capture = e->capture;
       s->captured = 0;
-      s->capture->unjoined.insert(s);
       return CUDA_SUCCESS;
     }
     if (s->capture != nullptr) {
@@ -549,6 +548,9 @@ CUresult fake_stream_get_ctx(CUstream handle, CUcontext* context) {
   return entry("cuStreamGetCtx", {word(handle)}, true, [&](locked&) {
     CUstream s = nullptr;
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
+    if (capture* c = captured_under(s)) {
+      return invalidate(*c, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    }
     *context = s->context;
     return CUDA_SUCCESS;
   });
@@ -591,6 +593,7 @@ CUresult fake_event_record(CUevent e, CUstream handle) {
 CUresult look_at(CUevent e) {
   if (now->events.count(e) == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (e->capture != nullptr) {
+    if (!e->capture->active) return CUDA_ERROR_INVALID_VALUE;
     return invalidate(*e->capture, CUDA_ERROR_CAPTURED_EVENT);
   }
   return forbidden_while_capturing();
@@ -616,9 +619,7 @@ CUresult copy(const char* name, const char* kind, std::uint64_t to, std::uint64_
               std::size_t bytes, CUstream handle) {
   return entry(name, {to, from, bytes, word(handle)}, true, [&](locked&) {
     CUstream s = nullptr;
-    if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
-    if (s->context != current()) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
     if (to == 0 || (from == 0 && std::strcmp(kind, "memset") != 0)) return CUDA_ERROR_INVALID_VALUE;
     return enqueue(s, work{kind, to, from, bytes, {}});
@@ -697,12 +698,26 @@ CUresult fake_pointer_attribute(void* value, CUpointer_attribute attribute, CUde
                [&](locked&) { return attribute_of(value, attribute, pointer); });
 }
 
-// Unlike the one above: an unknown pointer is no error, its values stay as they are.
+// Unlike the one above: an unknown pointer is no error. Its ordinal is -2, the rest is zero.
 CUresult fake_pointer_attributes(unsigned int count, CUpointer_attribute* attributes, void** values,
                                  CUdeviceptr pointer) {
   return entry("cuPointerGetAttributes", {count, pointer}, true, [&](locked&) {
     for (unsigned int i = 0; i < count; ++i) {
-      static_cast<void>(attribute_of(values[i], attributes[i], pointer));
+      if (attribute_of(values[i], attributes[i], pointer) == CUDA_SUCCESS) continue;
+      switch (attributes[i]) {
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+          *static_cast<int*>(values[i]) = -2;
+          break;
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+          *static_cast<unsigned int*>(values[i]) = 0;
+          break;
+        case CU_POINTER_ATTRIBUTE_CONTEXT:
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+          *static_cast<void**>(values[i]) = nullptr;
+          break;
+      }
     }
     return CUDA_SUCCESS;
   });
@@ -875,16 +890,17 @@ CUresult end_capture(CUstream stream, std::size_t* pieces) {
   CUstream s = nullptr;
   if (const CUresult code = resolve(stream, s); code != CUDA_SUCCESS) return code;
   const std::shared_ptr<capture> c = s->capture;
-  if (c == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (c == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
   if (c->origin != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  if (c->mode == fake_cuda::capture_mode::thread_local_ && c->owner != std::this_thread::get_id()) {
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-  }
+  // Ends the capture all the same.
+  const bool stranger =
+      c->mode == fake_cuda::capture_mode::thread_local_ && c->owner != std::this_thread::get_id();
   c->active = false;
   for (const auto& other : now->streams) {
     if (other->capture == c) other->capture = nullptr;
   }
   s->capture = nullptr;
+  if (stranger) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   if (c->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!c->unjoined.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   if (pieces != nullptr) *pieces = c->pieces;

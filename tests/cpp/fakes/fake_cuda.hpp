@@ -106,6 +106,10 @@ struct control {
 /// no test could say anything.
 inline const control& api() {
   static const control* found = [] {
+#ifdef JAXBRIDGE_FAKE_CUDA_PATH
+    // A run by hand; ctest sets the variable.
+    setenv("JAXBRIDGE_CUDA_DRIVER", JAXBRIDGE_FAKE_CUDA_PATH, 0);  // NOLINT(concurrency-mt-unsafe)
+#endif
     const char* path = std::getenv("JAXBRIDGE_CUDA_DRIVER");  // NOLINT(concurrency-mt-unsafe)
     void* library = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
     void* symbol = library != nullptr ? dlsym(library, "fake_cuda_control") : nullptr;

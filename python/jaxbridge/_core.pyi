@@ -1,0 +1,138 @@
+"""The part of jaxbridge that is written in C++."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import numpy.typing
+
+
+class Buffer:
+    """A dense row-major array that XLA owns, for the time of one call."""
+
+    def __buffer__(self, flags, /):
+        """
+        Return a buffer object that exposes the underlying memory of the object.
+        """
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element; may be 0 where there are no elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """NumPy's or ml_dtypes' dtype."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def platform(self) -> str:
+        """"cpu" or "cuda"."""
+
+    @property
+    def ordinal(self) -> int:
+        """The device within its platform."""
+
+    @property
+    def stream(self) -> int:
+        """XLA's CUstream for this call; 0 on the CPU."""
+
+    @property
+    def readonly(self) -> bool: ...
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.typing.NDArray[Any]: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object: ...
+
+    def __repr__(self) -> str: ...
+
+def set_dtypes(by_name: dict[str, numpy.dtype[Any]]) -> None:
+    """Sets the table from names to dtype objects; once, at import."""
+
+def dtype_names() -> list[str]:
+    """The names of XLA's element types."""
+
+def held(objects: list[Buffer]) -> list[int]:
+    """Positions of those that something besides this list refers to."""
+
+def current_call() -> tuple[str, int, int, bool] | None:
+    """
+    (platform, device ordinal, stream, capturing) of the call that this thread is in.
+    """
+
+def call_depth() -> int:
+    """How many calls, one inside the other, this thread is in."""
+
+def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
+    """
+    Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the legacy default stream.
+    """
+
+def synchronize(stream: int, ordinal: int) -> None:
+    """The host waits for the stream."""
+
+def copy(source: Buffer, destination: Buffer) -> None:
+    """Copies a buffer of this call; on CUDA on the call's stream."""
+
+def fill(buffer: Buffer, value: int) -> None:
+    """
+    Sets every byte of a buffer of this call; on CUDA on the call's stream.
+    """
+
+def driver_info() -> dict[str, object]:
+    """
+    Loads the driver and says what was found: error, path, version, missing, devices.
+    """
+
+class Target:
+    """What a key stands for: calls Python."""
+
+    def __init__(self, make_plan: Callable[..., Any], on_error: Callable[..., str], on_held: Callable[..., None], in_place: Sequence[tuple[int, int]]) -> None: ...
+
+    @property
+    def calls(self) -> int:
+        """How often XLA has called it."""
+
+    def clear_plans(self) -> None:
+        """Forgets its plans; they are made anew."""
+
+def register(key: int, target: Target) -> None:
+    """Counts one more user of the key."""
+
+def unregister(key: int) -> None:
+    """Counts one user of the key less; the last one takes the target along."""
+
+def registered(key: int) -> bool: ...
+
+def registry_size() -> int: ...
+
+def set_resolver(resolve: Callable[[int, str], Target]) -> None:
+    """
+    Sets resolve(key, spec) -> Target, asked for keys that no one has registered.
+    """
+
+def handlers() -> list[tuple[str, str, Any]]:
+    """(target name, platform, capsule) of each handler."""
+
+def ffi_versions() -> tuple[int, int]:
+    """
+    Minor FFI version of the runtime (-1: it did not say) and the one that we answered.
+    """
+
+def begin_exit() -> None:
+    """From now on nothing calls Python or CUDA; called through atexit."""

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `call`: what they may be, and their checks."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Platform = Literal["cpu", "cuda"]
+platforms: tuple[Platform, ...] = ("cpu", "cuda")
+# Where a call with that framework can run. NumPy on CUDA works on a copy on the host.
+frameworks: dict[str, tuple[Platform, ...]] = {
+    "numpy": ("cpu", "cuda"),
+    "cupy": ("cuda",),
+    "torch": ("cpu", "cuda"),
+    "numba": ("cpu", "cuda"),
+    "warp": ("cpu", "cuda"),
+    "buffer": ("cpu", "cuda"),
+}
+vmap_methods = (
+    "sequential",
+    "sequential_unrolled",
+    "expand_dims",
+    "broadcast_all",
+    "batched",
+)
+default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
+
+
+def per_platform(value: Any, what: str, name: str) -> dict[str, Any]:
+    """`value`, or a mapping from platforms to values, as a dictionary from platforms."""
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(platforms))
+        if unknown or not value:
+            raise ValueError(
+                f"{name}: {what} by platform takes the keys 'cpu' and 'cuda', got {sorted(value)}"
+            )
+        return dict(value)
+    return dict.fromkeys(platforms, value)
+
+
+def check_frameworks(name: str, by_platform: Mapping[str, str]) -> None:
+    """Raises ValueError where a framework is not known."""
+    for framework in by_platform.values():
+        if framework not in frameworks:
+            raise ValueError(
+                f"{name}: framework is {framework!r}; expected one of {', '.join(frameworks)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What stands in the first bracket of `call`, checked."""
+
+    out: str | int | None
+    inout: tuple[tuple[int | str, int], ...]
+    elementwise: bool
+    vmap_method: str | None
+    has_side_effect: bool | None
+
+
+def check(
+    name: str,
+    out: Any,
+    inout: Mapping[int | str, int] | None,
+    elementwise: bool,
+    vmap_method: str | None,
+    has_side_effect: bool | None,
+) -> Options:
+    if not (out is None or (isinstance(out, str) and out.isidentifier()) or out in (0, -1)):
+        raise ValueError(
+            f"{name}: out is {out!r}; expected None (results are returned), the name of the keyword "
+            f"that takes them, 0 (first argument) or -1 (last argument)"
+        )
+    if isinstance(out, bool):
+        raise ValueError(f"{name}: out is {out!r}; expected None, a keyword's name, 0 or -1")
+    pairs = tuple((inout or {}).items())
+    for argument, result in pairs:
+        if not isinstance(argument, (int, str)) or not isinstance(result, int) or result < 0:
+            raise ValueError(
+                f"{name}: inout is {dict(pairs)!r}; expected a mapping from arguments (position or "
+                f"keyword) to positions of results"
+            )
+    if len({result for _, result in pairs}) != len(pairs):
+        raise ValueError(f"{name}: inout is {dict(pairs)!r}: one result cannot be two arguments")
+    if vmap_method is not None and vmap_method not in vmap_methods:
+        raise ValueError(
+            f"{name}: vmap_method is {vmap_method!r}; expected one of {', '.join(vmap_methods)}"
+        )
+    if elementwise and vmap_method is not None:
+        raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
+    return Options(out, pairs, bool(elementwise), vmap_method, has_side_effect)
