@@ -5,11 +5,10 @@ import dataclasses
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _errors, _plan
+from . import _core, _errors, _plan, _spec
 from ._options import Options
 from ._spec import Template
 
@@ -18,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """A target under its key, as long as this object lives: an executable holds it, or the process."""
+    """A target under its key, as long as there is a `Hold` of it."""
 
-    def __init__(self, site: "CallSite") -> None:
-        self._key = site.key
+    def __init__(self, site: "CallSite", key: int) -> None:
+        self.site = site
+        self.key = key
+        self.holds = 0
         self._stats = site.function.counts
         self.target = _core.Target(
             functools.partial(_plan.make_plan, site),
@@ -29,26 +30,50 @@ class Registration:
             functools.partial(_plan.end_lease, site),
             list(site.in_place),
         )
-        _core.register(self._key, self.target)
+        _core.register(key, self.target)
         self._stats.live.add(self)
 
-    def __del__(self) -> None:
-        # Half made, where the constructor raised. At exit the module's names can be gone already.
-        if sys is None or sys.is_finalizing() or not hasattr(self, "target"):
-            return
+    def end(self) -> None:
+        self._stats.live.discard(self)
         self._stats.ended_calls += self.target.calls
-        _core.unregister(self._key)
+        _core.unregister(self.key)
+
+
+class Hold:
+    """Keeps a call registered: an executable has one, and the process one of each durable call.
+
+    Holds are counted, since a weak reference could bring back what another thread is just giving up.
+    """
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+
+    @property
+    def is_durable(self) -> bool:
+        return self.registration.key in _durable
+
+    def __del__(self) -> None:
+        # At exit the module's names can be gone already.
+        if sys is None or sys.is_finalizing():
+            return
+        last = self.registration
+        with _registration_lock:
+            last.holds -= 1
+            if last.holds == 0 and _registrations.get(last.key) is last:
+                del _registrations[last.key]
+                last.end()
 
 
 # A key has one registration, which its executables share; that of a durable call is never given up.
-_registrations: weakref.WeakValueDictionary[int, Registration] = weakref.WeakValueDictionary()
-_durable: dict[int, Registration] = {}
-_registration_lock = threading.Lock()
+# Reentrant: a collection inside can end a Hold.
+_registrations: dict[int, Registration] = {}
+_durable: dict[int, Hold] = {}
+_registration_lock = threading.RLock()
 
 
 class Stats:
     def __init__(self) -> None:
-        self.live: weakref.WeakSet[Registration] = weakref.WeakSet()
+        self.live: set[Registration] = set()
         self.ended_calls = 0
 
 
@@ -87,19 +112,32 @@ class CallSite:
     def framework_on(self, platform: str) -> str:
         return self.function.framework(platform)
 
-    def registration(self) -> Registration:
-        """What keeps the call's target registered."""
+    def hold(self) -> Hold:
+        """Registers the call's target, and keeps it registered as long as the result lives."""
+        key = self.key
         with _registration_lock:
-            found = _registrations.get(self.key)
-            if found is None:
-                found = _registrations[self.key] = Registration(self)
-            if self.durable:
-                _durable[self.key] = found
-            return found
+            while True:
+                found = _registrations.get(key)
+                if found is None:
+                    found = _registrations[key] = Registration(self, key)
+                elif not self.function.is_same_as(found.site.function):
+                    key = _spec.key_of(self.text + self.function.own_identity)
+                    continue
+                found.holds += 1
+                if _registrations.get(key) is found:
+                    break
+                found.holds -= 1  # a collection ended it before it was counted
+            hold = Hold(found)
+            if self.durable and key == self.key:
+                _durable.setdefault(key, hold)
+            return hold
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, CallSite) and self.key == other.key and self.options == other.options
+            isinstance(other, CallSite)
+            and self.key == other.key
+            and self.options == other.options
+            and self.function.is_same_as(other.function)
         )
 
     def __hash__(self) -> int:

@@ -60,7 +60,8 @@ class _Recorded(NamedTuple):
 
 _kept_errors = 256
 
-_lock = threading.Lock()
+# Reentrant: a collection inside can run a destructor that makes a call which fails.
+_lock = threading.RLock()
 _originals: collections.OrderedDict[int, "_Recorded"] = collections.OrderedDict()
 _ids = itertools.count(1)
 _newest = 0
@@ -75,23 +76,32 @@ def record(exception: BaseException, *, function_name: str, key: int) -> str:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(exception), exception, frames)).rstrip()
     global _newest
+    dropped = []  # destroyed without the lock: their frames can hold anything
     with _lock:
         _newest = number = next(_ids)
         _originals[number] = _Recorded(exception, key, threading.get_ident(), _core.call_depth())
         while len(_originals) > _kept_errors:
-            _originals.popitem(last=False)
+            dropped.append(_originals.popitem(last=False))
     kind = type(exception)
     name = (
         kind.__qualname__
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
-    message = str(exception)
+    try:
+        message = str(exception)
+    except Exception:
+        message = "(str() of the exception failed)"
     first = f"{name}: {message}" if message else name
-    return (
+    return _printable(
         f"{first}\n\nraised by the external function {function_name!r}:\n{text}\n"
         f"[jaxbridge error {number}]"
     )
+
+
+def _printable(text: str) -> str:
+    """What survives the way through C strings in UTF-8."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
 def original(error: BaseException) -> BaseException | None:
@@ -117,7 +127,7 @@ def raised_by(key: int, since: int) -> BaseException | None:
     """
     where = key, threading.get_ident(), _core.call_depth()
     with _lock:
-        for number, recorded in _originals.items():
+        for number, recorded in list(_originals.items()):
             if number > since and recorded[1:] == where:
                 del _originals[number]
                 return recorded.exception
@@ -145,12 +155,16 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         # A stack: one object may be entered again, as a decorator of a recursive function is.
         self._entered: list[int] = []
 
+    def _recreate_cm(self) -> "reraise":
+        return reraise()  # of a decorated function, each call its own: threads call it at once
+
     def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> Literal[False]:
         since = self._entered.pop()
         found: BaseException | None = None
         if error is None:
             with _lock:
-                new = [number for number in _originals if number > since]
+                recorded = list(_originals.items())
+                new = [n for n, r in recorded if n > since and not _is_of_another_thread(r.thread)]
                 if new:
                     found = _originals.pop(new[0]).exception
         elif isinstance(error, jax.errors.JaxRuntimeError):
@@ -158,3 +172,15 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         if found is not None:
             raise found
         return False
+
+
+def _is_of_another_thread(ident: int) -> bool:
+    """Whether it is a thread of the program: a function that runs there is its own caller's.
+
+    XLA's threads, on which functions run for several devices, are not the program's. Python calls
+    them dummies where it has met them.
+    """
+    return ident != threading.get_ident() and any(
+        t.ident == ident and not isinstance(t, threading._DummyThread)
+        for t in threading.enumerate()
+    )

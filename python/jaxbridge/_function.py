@@ -2,6 +2,7 @@
 """`call`, `function`, `Function`: an external function as a JAX function."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
@@ -57,8 +58,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         self._tokens: dict[Any, str] = {}
         self.counts = Stats()
 
+        # Tells it from a function that was the same by content when it was made, and is not any more.
+        self.own_identity = _identity.unique()
+
         self._references = {p: _identity.reference(f) for p, f in self._callees.items()}
-        fingerprints = {id(f): _identity.fingerprint(f) for f in self._callees.values()}
+        self._witness = _identity.Witness()
+        fingerprints = {
+            id(f): _identity.fingerprint(f, self._witness) for f in self._callees.values()
+        }
         self._identities = {p: fingerprints[id(f)] for p, f in self._callees.items()}
         self._is_explicitly_named = name is not None
         told = all(map(_identity.is_told, self._identities.values()))
@@ -76,7 +83,10 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raise ValueError(f"name is {name!r}; expected a string that is not empty")
         # What an explicitly named function is, is told by its name: a closure's cells may hold anything.
         self._identities = {
-            p: i if _identity.is_told(i) else f"name:{name}" for p, i in self._identities.items()
+            p: i
+            if _identity.is_told(i)
+            else _identity.fingerprint_of_named(self._callees[p], name)
+            for p, i in self._identities.items()
         }
         before = _named.get(name)
         if (
@@ -117,6 +127,19 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             for p in self._callees
         )
 
+    def is_same_as(self, other: "Function[Any, Any]") -> bool:
+        """Whether one may be called in place of the other: the same by content, then and now."""
+        return self is other or (
+            self._identities == other._identities
+            and self._witness.reads_the_same(other._witness)
+            and self._witness.holds()
+            and other._witness.holds()
+            and all(
+                _identity.is_told(i) or self._callees[p] is other._callees[p]
+                for p, i in self._identities.items()
+            )
+        )
+
     # ---- what a call needs -------------------------------------------------------------------
 
     def callee(self, platform: str) -> Callable[..., Any]:
@@ -144,7 +167,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     def _token(self, x: Any) -> str:
         """A text for a static value that has none: equal for equal values, as long as the Function."""
         try:
-            key: Any = (type(x), x)
+            key = _exactly(x)
             hash(key)
         except TypeError:
             key = _ById(x)
@@ -159,6 +182,10 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         own_results: Any,
         has_side_effect: bool,
     ) -> CallSite:
+        if not self._witness.holds():
+            # A variable of an enclosing function has another value now: content can't tell any more.
+            self._identities = {p: _identity.unique() for p in self._identities}
+            self._witness = _identity.Witness()
         encoded, portable = _spec.encode(arguments, self._token)
         encoded_results, portable_results = _spec.encode(own_results, self._token)
         told = not any(i.startswith("only:") for i in self._identities.values())
@@ -170,6 +197,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 "frameworks": self._frameworks,
                 "identities": self._identities,
                 "in_place": in_place,
+                "modules": sorted({str(f.__module__) for f in self._callees.values()}),
                 "name": self.name,
                 "named": self._is_explicitly_named,
                 "durable": durable,
@@ -282,13 +310,25 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 f"which have no memory of a plain dtype; pass jax.random.key_data(key)"
             )
         if not isinstance(leaf, jax.Array):
+            given = leaf
             try:
-                leaf = jnp.asarray(leaf)
+                leaf = jnp.asarray(given)
             except TypeError as error:
                 raise TypeError(
                     f"{self.name}: argument {self._where(position, treedef)} is an array of dtype "
-                    f"{getattr(leaf, 'dtype', type(leaf))}, which JAX does not have"
+                    f"{getattr(given, 'dtype', type(given))}, which JAX does not have"
                 ) from error
+            if (
+                isinstance(given, (np.ndarray, np.generic))
+                and given.dtype.kind in "iu"
+                and leaf.dtype.itemsize < given.dtype.itemsize
+                and not np.array_equal(leaf, given)
+            ):
+                raise TypeError(
+                    f"{self.name}: argument {self._where(position, treedef)} has values that do not "
+                    f"fit {leaf.dtype.name}, and JAX has {given.dtype.name} only with 64-bit types "
+                    f"enabled: set jax_enable_x64"
+                )
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
     def _result(self, leaf: Any) -> tuple[tuple[int, ...], Any]:
@@ -396,6 +436,16 @@ class _ById:
         return id(self.x)
 
 
+def _exactly(x: Any) -> Any:
+    """A key under which equal values of other types (1, 1.0, True) inside a dataclass differ."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        fields = [f.name for f in dataclasses.fields(x) if f.compare]
+        return type(x), *(_exactly(getattr(x, name)) for name in fields)
+    if type(x) is tuple:
+        return tuple, *map(_exactly, x)
+    return type(x), repr(x) if isinstance(x, (float, complex)) else x
+
+
 def _is_operand(leaf: Any) -> bool:
     return (
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
@@ -406,7 +456,7 @@ def _is_operand(leaf: Any) -> bool:
 
 def _place(fn: Any) -> tuple[str, str] | None:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    return (module, name) if module and name and "<lambda>" not in name else None
+    return (module, name) if module and name and "<" not in name else None
 
 
 def _default_name(fn: Any) -> str:
@@ -520,10 +570,7 @@ def _resolve(key: int, text: str) -> Any:
     try:
         found = _named.get(name) if spec["named"] else _by_reference(spec)
         if found is None:
-            places = sorted({_identity.import_hint(r) for r in spec["references"].values() if r})
-            raise LookupError(
-                f"import {' and '.join(places) or 'the module that defines it'} first"
-            )
+            raise LookupError(f"import {' and '.join(spec['modules'])} first")
         arguments = _spec.decode(spec["arguments"])
         own_results = _spec.decode(spec["own_results"])
     except LookupError as error:
@@ -534,6 +581,11 @@ def _resolve(key: int, text: str) -> Any:
         raise NotRegisteredError(
             f"the program calls the function {name!r}, whose code in this process is not the one that "
             f"the program was built with; build the program again"
+        )
+    if found._frameworks != spec["frameworks"] or found.options.out != spec["out"]:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, whose framework= or out= in this process is not "
+            f"the one that the program was built with; build the program again"
         )
     site = CallSite(
         found,
@@ -546,7 +598,7 @@ def _resolve(key: int, text: str) -> Any:
         spec["side_effect"],
         True,
     )
-    return site.registration().target
+    return site.hold().registration.target
 
 
 def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:

@@ -102,13 +102,10 @@ def reference(fn: Any) -> str | None:
 
 
 def _ufunc_reference(fn: Any) -> str | None:
-    modules = [getattr(fn, "__module__", None), "numpy", "scipy.special"]
-    for module in modules:
-        if (
-            isinstance(module, str)
-            and getattr(sys.modules.get(module), str(fn.__name__), None) is fn
-        ):
-            return f"{module}:{fn.__name__}"
+    name = str(fn.__name__)
+    for module in (getattr(fn, "__module__", None), "numpy", "scipy.special"):
+        if isinstance(module, str) and getattr(sys.modules.get(module), name, None) is fn:
+            return f"{module}:{name}"
     return None
 
 

@@ -47,21 +47,24 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     _check_handlers()
     for platform in _compat.lowering_platforms(ctx):
         _check_platform(site, platform, ctx)
-    if not site.durable and _compat.lowering_for_export(ctx):
+    is_export = _compat.lowering_for_export(ctx)
+    if not site.durable and is_export:
         raise NotImplementedError(
             f"{site.name}: an anonymous function cannot be exported, since no other process could find "
             f'it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module. Static arguments must be values with a text (numbers, strings, tuples, ...)"
         )
-    registration = site.registration()
-    if not site.durable:
-        ctx.module_context.add_keepalive(registration)
+    hold = site.hold()
+    if not hold.is_durable and not is_export:
+        ctx.module_context.add_keepalive(hold)
+    # Who runs an exported program looks the function up by what it is.
+    key = site.key if is_export else hold.registration.key
     rule = jax.ffi.ffi_lowering(
         _target,
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
-    return rule(ctx, *operands, key=np.int64(site.key), spec=site.text)
+    return rule(ctx, *operands, key=np.int64(key), spec=site.text)
 
 
 def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:

@@ -138,7 +138,13 @@ def _result_writer(
         dtype, shape = expected[position]
         got = signature(value)
         if got is None:
-            scalar = _as_scalar(value, dtype, shape)
+            try:
+                scalar = _as_scalar(value, dtype, shape)
+            except OverflowError as error:
+                raise ResultError(
+                    f"{site.name}: result{paths[position]}: {value!r} does not fit "
+                    f"{_text(dtype, shape)}"
+                ) from error
             if scalar is not _no_rule_for_scalar:
                 return scalar
             raise ResultError(
@@ -163,15 +169,28 @@ def _result_writer(
     def write(value: Any, buffers: list[Any]) -> None:
         leaves, got = jax.tree.flatten(value)
         if treedef != got:
-            raise ResultError(
-                f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
-            )
+            leaves, plain = jax.tree.flatten(_plain_tuples(value))
+            if treedef != plain:
+                raise ResultError(
+                    f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
+                )
         # Everything is checked before anything is written.
         values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
         for leaf, index in zip(values, own, strict=True):
             store(leaf, view(buffers[index]))
 
     return write
+
+
+def _plain_tuples(value: Any) -> Any:
+    """`value` with plain tuples for named ones, which NumPy's linalg and SciPy return."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain_tuples, value))
+    if type(value) is list:
+        return list(map(_plain_tuples, value))
+    if type(value) is dict:
+        return {key: _plain_tuples(v) for key, v in value.items()}
+    return value
 
 
 def _structure(treedef: Any) -> str:
@@ -210,7 +229,8 @@ def _checking_inputs(
         for (i, v), token in zip(watched, before, strict=True):
             if not adapter.unchanged(v, token):
                 raise InputChangedError(
-                    f"{site.name}: the function changed its argument {paths.get(i, i)} in place; "
+                    f"{site.name}: the function changed its argument "
+                    f"{argument_name(paths.get(i, str(i)))} in place; "
                     f"declare it with inout=, pass a jax.Ref, or write to a copy"
                 )
 
@@ -256,6 +276,8 @@ def end_lease(
             seen.add(id(e))
             traceback.clear_frames(e.__traceback__)
             queue += [e.__cause__, e.__context__]
+            if isinstance(e, BaseExceptionGroup):
+                queue += e.exceptions
     if not (_core.held(operands) or _core.held(results)):
         return
     gc.collect()

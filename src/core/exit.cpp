@@ -1,19 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the process is ending.
 #include "core/exit.hpp"
 
 #include <atomic>
+#include <thread>
 
 namespace jaxbridge {
 namespace {
 // Constant-initialised and trivially destroyed: readable before main and after every destructor.
+constinit std::atomic<bool> closing{false};
 constinit std::atomic<bool> exit_begun{false};
+constinit std::atomic<int> uses{0};
 }  // namespace
 
-void begin_exit() noexcept { exit_begun.store(true, std::memory_order_relaxed); }
+void begin_exit(std::chrono::milliseconds patience) noexcept {
+  closing.store(true);
+  // Polled: an atomic wait has no limit in C++20, and this happens once.
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (uses.load() > 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  exit_begun.store(true);
+}
 
 bool exiting() noexcept { return exit_begun.load(std::memory_order_relaxed); }
 
-void cancel_exit_for_testing() noexcept { exit_begun.store(false, std::memory_order_relaxed); }
+// Sequentially consistent on both sides: either the use is seen by begin_exit() or closing by the use.
+python_use::python_use() noexcept : granted_(true) {
+  uses.fetch_add(1);
+  if (closing.load()) {
+    granted_ = false;
+    uses.fetch_sub(1);
+  }
+}
+
+python_use::~python_use() {
+  if (granted_) uses.fetch_sub(1);
+}
+
+void cancel_exit_for_testing() noexcept {
+  closing.store(false);
+  exit_begun.store(false);
+}
 
 }  // namespace jaxbridge

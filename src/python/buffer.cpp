@@ -132,7 +132,8 @@ nb::dict cuda_interface(const call_buffer& b) {
 
 void release_owner(void* owner) noexcept {
   // Frameworks delete on any thread, without the GIL, and at exit.
-  if (exiting()) return;
+  const python_use use;
+  if (!use.granted()) return;
   const nb::gil_scoped_acquire gil;
   Py_DECREF(static_cast<PyObject*>(owner));
 }

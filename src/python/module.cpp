@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension module: what each bound noun is, stands in that noun's file.
+#include <chrono>
+
 #include "core/exit.hpp"
 #include "python/buffer.hpp"
 #include "python/current_call.hpp"
@@ -18,6 +20,12 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_current_call(m);
   jaxbridge::python::bind_driver(m);
   jaxbridge::python::bind_target(m);
-  m.def("begin_exit", &jaxbridge::begin_exit,
-        "From now on nothing calls Python or CUDA; called through atexit.");
+  m.def(
+      "begin_exit",
+      [] {
+        // Functions that are running may finish; one that never does must not stop the exit.
+        const nb::gil_scoped_release no_gil;
+        jaxbridge::begin_exit(std::chrono::seconds(10));
+      },
+      "From now on nothing calls Python or CUDA; called through atexit.");
 }

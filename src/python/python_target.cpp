@@ -88,7 +88,8 @@ python_target::python_target(nb::object make_plan, nb::object on_error, nb::obje
 }
 
 python_target::~python_target() {
-  if (exiting()) {
+  const python_use use;
+  if (!use.granted()) {
     // Python may be gone: its objects are left where they are.
     (void)make_plan_.release();
     (void)on_error_.release();
@@ -233,7 +234,8 @@ status python_target::invoke_with_gil(const dispatch::call& c) {
 }
 
 status python_target::invoke(const dispatch::call& c) noexcept {
-  if (exiting()) {
+  const python_use use;
+  if (!use.granted()) {
     return {status_code::failed_precondition,
             "the Python interpreter is shutting down: a call that a program still had to make was "
             "not made. Wait for results (jax.block_until_ready) before the program ends."};
@@ -279,7 +281,7 @@ void bind_target(nb::module_& m) {
   m.def(
       "unregister",
       [](std::int64_t key) {
-        if (!exiting()) dispatch::process_registry().remove(key);
+        if (const python_use use; use.granted()) dispatch::process_registry().remove(key);
       },
       nb::arg("key"), "Counts one user of the key less; the last one takes the target along.");
   m.def(
@@ -294,7 +296,8 @@ void bind_target(nb::module_& m) {
         dispatch::process_registry().set_resolver(
             [kept](std::int64_t key,
                    std::string_view spec) -> result<std::shared_ptr<dispatch::target>> {
-              if (exiting()) {
+              const python_use use;
+              if (!use.granted()) {
                 return status(status_code::failed_precondition,
                               "the Python interpreter is shutting down");
               }
