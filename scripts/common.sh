@@ -90,10 +90,9 @@ python_candidates() {
     type -aP "$name" 2>/dev/null || true
   done
   for directory in "${PYENV_ROOT:-}" "$(pyenv root 2>/dev/null || true)" "$HOME/.pyenv"; do
-    [ -d "$directory/versions" ] || continue
-    find "$directory/versions" -path '*/bin/python3' 2>/dev/null | LC_ALL=C sort -V
-  done
-  find "$tools/python" "$HOME/.local/share/uv/python" -path '*/bin/python3' 2>/dev/null | LC_ALL=C sort -V
+    [ -z "$directory" ] || printf '%s\n' "$directory"/versions/*/bin/python3
+  done | LC_ALL=C sort -uV
+  printf '%s\n' "$tools"/python/*/bin/python3 "$HOME"/.local/share/uv/python/*/bin/python3
 }
 
 # find_python [VERSION]: the path of one that fits, or nothing.

@@ -15,6 +15,9 @@ environment() {
     return 0
   fi
   if ! python=$(find_python); then
+    [ -z "${JAXBRIDGE_PYTHON:-}" ] ||
+      die "JAXBRIDGE_PYTHON=$JAXBRIDGE_PYTHON will not do." \
+        "It must be a CPython 3.12 or later, not free-threaded, with its headers: $(why_no_python)"
     note "no usable Python 3.12 or later on this machine"
     python=$(bring_python 3.12) ||
       die "no usable Python 3.12 or later, and none could be brought by uv." "Found:" \

@@ -14,30 +14,30 @@ inline namespace v1 {
 // The one table of element types: our name (also NumPy's or ml_dtypes'), XLA's number, bits per
 // element, DLPack's type code. `JAXBRIDGE_NO_DLPACK` marks what DLPack cannot say.
 #define JAXBRIDGE_NO_DLPACK 255
-#define JAXBRIDGE_DTYPES(X)                 \
-  X(bool_, "bool", 1, 8, 6)                 \
-  X(int1, "int1", 30, 1, 255)               \
-  X(int2, "int2", 26, 2, 255)               \
-  X(int4, "int4", 21, 4, 255)               \
-  X(int8, "int8", 2, 8, 0)                  \
-  X(int16, "int16", 3, 16, 0)               \
-  X(int32, "int32", 4, 32, 0)               \
-  X(int64, "int64", 5, 64, 0)               \
-  X(uint1, "uint1", 31, 1, 255)             \
-  X(uint2, "uint2", 27, 2, 255)             \
-  X(uint4, "uint4", 22, 4, 255)             \
-  X(uint8, "uint8", 6, 8, 1)                \
-  X(uint16, "uint16", 7, 16, 1)             \
-  X(uint32, "uint32", 8, 32, 1)             \
-  X(uint64, "uint64", 9, 64, 1)             \
-  X(float16, "float16", 10, 16, 2)          \
-  X(float32, "float32", 11, 32, 2)          \
-  X(float64, "float64", 12, 64, 2)          \
-  X(bfloat16, "bfloat16", 16, 16, 4)        \
-  X(complex64, "complex64", 15, 64, 5)      \
-  X(complex128, "complex128", 18, 128, 5)   \
-  X(float8_e3m4, "float8_e3m4", 29, 8, 7)   \
-  X(float8_e4m3, "float8_e4m3", 28, 8, 8)   \
+#define JAXBRIDGE_DTYPES(X)                             \
+  X(bool_, "bool", 1, 8, 6)                             \
+  X(int1, "int1", 30, 1, 255)                           \
+  X(int2, "int2", 26, 2, 255)                           \
+  X(int4, "int4", 21, 4, 255)                           \
+  X(int8, "int8", 2, 8, 0)                              \
+  X(int16, "int16", 3, 16, 0)                           \
+  X(int32, "int32", 4, 32, 0)                           \
+  X(int64, "int64", 5, 64, 0)                           \
+  X(uint1, "uint1", 31, 1, 255)                         \
+  X(uint2, "uint2", 27, 2, 255)                         \
+  X(uint4, "uint4", 22, 4, 255)                         \
+  X(uint8, "uint8", 6, 8, 1)                            \
+  X(uint16, "uint16", 7, 16, 1)                         \
+  X(uint32, "uint32", 8, 32, 1)                         \
+  X(uint64, "uint64", 9, 64, 1)                         \
+  X(float16, "float16", 10, 16, 2)                      \
+  X(float32, "float32", 11, 32, 2)                      \
+  X(float64, "float64", 12, 64, 2)                      \
+  X(bfloat16, "bfloat16", 16, 16, 4)                    \
+  X(complex64, "complex64", 15, 64, 5)                  \
+  X(complex128, "complex128", 18, 128, 5)               \
+  X(float8_e3m4, "float8_e3m4", 29, 8, 7)               \
+  X(float8_e4m3, "float8_e4m3", 28, 8, 8)               \
   X(float8_e4m3b11fnuz, "float8_e4m3b11fnuz", 23, 8, 9) \
   X(float8_e4m3fn, "float8_e4m3fn", 20, 8, 10)          \
   X(float8_e4m3fnuz, "float8_e4m3fnuz", 25, 8, 11)      \

@@ -57,7 +57,7 @@ template <class T>
 class [[nodiscard]] result {
  public:
   result(T value) noexcept : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT
-  result(jaxbridge::status error) noexcept                                       // NOLINT
+  result(jaxbridge::status error) noexcept                                        // NOLINT
       : state_(std::in_place_index<1>, std::move(error)) {}
 
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }

@@ -56,6 +56,8 @@ class _Recorded(NamedTuple):
     key: int
     thread: int
     depth: int
+    # Whether that is a thread of the program: the function then ran for whoever waits there.
+    on_program_thread: bool
 
 
 _kept_errors = 256
@@ -77,9 +79,11 @@ def record(exception: BaseException, *, function_name: str, key: int) -> str:
     text = "".join(traceback.format_exception(type(exception), exception, frames)).rstrip()
     global _newest
     dropped = []  # destroyed without the lock: their frames can hold anything
+    thread = threading.get_ident()
+    recorded = _Recorded(exception, key, thread, _core.call_depth(), _is_of_the_program(thread))
     with _lock:
         _newest = number = next(_ids)
-        _originals[number] = _Recorded(exception, key, threading.get_ident(), _core.call_depth())
+        _originals[number] = recorded
         while len(_originals) > _kept_errors:
             dropped.append(_originals.popitem(last=False))
     kind = type(exception)
@@ -128,7 +132,7 @@ def raised_by(key: int, since: int) -> BaseException | None:
     where = key, threading.get_ident(), _core.call_depth()
     with _lock:
         for number, recorded in list(_originals.items()):
-            if number > since and recorded[1:] == where:
+            if number > since and (recorded.key, recorded.thread, recorded.depth) == where:
                 del _originals[number]
                 return recorded.exception
     return None
@@ -163,8 +167,13 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         found: BaseException | None = None
         if error is None:
             with _lock:
-                recorded = list(_originals.items())
-                new = [n for n, r in recorded if n > since and not _is_of_another_thread(r.thread)]
+                # What a function raised on another thread of the program reaches that thread.
+                me = threading.get_ident()
+                new = [
+                    number
+                    for number, recorded in list(_originals.items())
+                    if number > since and (recorded.thread == me or not recorded.on_program_thread)
+                ]
                 if new:
                     found = _originals.pop(new[0]).exception
         elif isinstance(error, jax.errors.JaxRuntimeError):
@@ -174,13 +183,10 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         return False
 
 
-def _is_of_another_thread(ident: int) -> bool:
-    """Whether it is a thread of the program: a function that runs there is its own caller's.
-
-    XLA's threads, on which functions run for several devices, are not the program's. Python calls
-    them dummies where it has met them.
-    """
-    return ident != threading.get_ident() and any(
-        t.ident == ident and not isinstance(t, threading._DummyThread)
+def _is_of_the_program(thread: int) -> bool:
+    # XLA's threads, on which functions run for several devices, are not: to Python they are dummies,
+    # where it knows them.
+    return any(
+        t.ident == thread and not isinstance(t, threading._DummyThread)
         for t in threading.enumerate()
     )

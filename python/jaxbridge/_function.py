@@ -83,9 +83,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raise ValueError(f"name is {name!r}; expected a string that is not empty")
         # What an explicitly named function is, is told by its name: a closure's cells may hold anything.
         self._identities = {
-            p: i
-            if _identity.is_told(i)
-            else _identity.fingerprint_of_named(self._callees[p], name)
+            p: i if _identity.is_told(i) else _identity.fingerprint_of_named(self._callees[p], name)
             for p, i in self._identities.items()
         }
         before = _named.get(name)
@@ -197,7 +195,9 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 "frameworks": self._frameworks,
                 "identities": self._identities,
                 "in_place": in_place,
-                "modules": sorted({str(f.__module__) for f in self._callees.values()}),
+                "modules": sorted(
+                    {str(getattr(f, "__module__", None)) for f in self._callees.values()}
+                ),
                 "name": self.name,
                 "named": self._is_explicitly_named,
                 "durable": durable,
@@ -322,7 +322,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 isinstance(given, (np.ndarray, np.generic))
                 and given.dtype.kind in "iu"
                 and leaf.dtype.itemsize < given.dtype.itemsize
-                and not np.array_equal(leaf, given)
+                and not np.array_equal(given.astype(leaf.dtype), given)
             ):
                 raise TypeError(
                     f"{self.name}: argument {self._where(position, treedef)} has values that do not "

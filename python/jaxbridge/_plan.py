@@ -6,6 +6,7 @@ then: `run` is what is left.
 """
 
 import gc
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from ._call_site import CallSite
 
 Described = Sequence[tuple[Any, tuple[int, ...]]]
+# Of operand buffers, result buffers, device ordinal and stream.
 Run = Callable[[list[Any], list[Any], int, int], None]
+# Of operand views and result buffers.
+Work = Callable[[list[Any], list[Any]], None]
 
 _no_rule_for_scalar = object()
 
@@ -45,51 +49,61 @@ def make_plan(
     for dtype, shape in [*operands, *results]:
         check_array(site.name, adapter, dtype, len(shape), at)
 
-    view = adapter.view
     in_place_results = {result for _, result in site.in_place}
     own = [i for i in range(len(results)) if i not in in_place_results]
-    writable = {operand for operand, _ in site.in_place}
+    views = [adapter.viewer(np.dtype(dtype), shape, at) for dtype, shape in operands]
+    own_views = [(adapter.viewer(np.dtype(results[i][0]), results[i][1], at), i) for i in own]
 
-    prepare = _argument_builder(site)
-    out = site.out
-    if out is None:
-        finish = _result_writer(site, adapter, [results[i] for i in own], own)
-
-    def work(operand_buffers: list[Any], result_buffers: list[Any]) -> None:
-        views = [view(b) for b in operand_buffers]
-        if out is None:
-            if prepare is None:
-                finish(fn(*views), result_buffers)
-            else:
-                args, kwargs = prepare(views)
-                finish(fn(*args, **kwargs), result_buffers)
-            return
-        args, kwargs = ((*views,), {}) if prepare is None else prepare(views)
-        outs = site.own_results.fill([view(result_buffers[i]) for i in own])
-        if isinstance(out, str):
-            fn(*args, **kwargs, **{out: outs})
-        elif out == 0:
-            fn(outs, *args, **kwargs)
-        else:
-            fn(*args, outs, **kwargs)
-
-    body: Callable[[list[Any], list[Any]], None] = work
+    work = _caller(site, fn, adapter, [results[i] for i in own], own_views)
     if adapter.always_checks_inputs or _config.debug:
-        body = _checking_inputs(site, adapter, work, writable)
-    if _config.debug:
-        body = _debugging(body, own)
+        work = _checking_inputs(site, adapter, work)
+    scope = None if staged else adapter.scope
 
     def run(
         operand_buffers: list[Any], result_buffers: list[Any], ordinal: int, stream: int
     ) -> None:
-        scope = adapter.scope(platform, ordinal, stream) if not staged else None
-        if scope is None:
-            body(operand_buffers, result_buffers)
+        entered = scope(platform, ordinal, stream) if scope is not None else None
+        if entered is None:
+            work([view(b) for view, b in zip(views, operand_buffers)], result_buffers)  # noqa: B905
         else:
-            with scope:
-                body(operand_buffers, result_buffers)
+            with entered:
+                work([view(b) for view, b in zip(views, operand_buffers)], result_buffers)  # noqa: B905
 
-    return run, staged
+    return (_debugging(run, own) if _config.debug else run), staged
+
+
+def _caller(
+    site: "CallSite", fn: Callable[..., Any], adapter: Any, expected: Described, own_views: Any
+) -> Work:
+    """Calls the function on views of the operands; its results go into the result buffers."""
+    arguments = _argument_builder(site)
+    out: Any = site.out
+    if out is None:
+        finish = _result_writer(site, adapter, expected, own_views)
+        if arguments is None:
+            return lambda views, buffers: finish(fn(*views), buffers)
+
+        def returning(views: list[Any], buffers: list[Any]) -> None:
+            args, kwargs = arguments(views)
+            finish(fn(*args, **kwargs), buffers)
+
+        return returning
+
+    single = isinstance(site.own_results.tree, Slot)
+    fill = site.own_results.fill
+
+    def writing(views: list[Any], buffers: list[Any]) -> None:
+        args, kwargs = (views, {}) if arguments is None else arguments(views)
+        outs = [view(buffers[i]) for view, i in own_views]
+        results = outs[0] if single else fill(outs)
+        if out == -1:
+            fn(*args, results, **kwargs)
+        elif out == 0:
+            fn(results, *args, **kwargs)
+        else:
+            fn(*args, **kwargs, **{out: results})
+
+    return writing
 
 
 def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -> None:
@@ -124,15 +138,15 @@ def _argument_builder(
 
 
 def _result_writer(
-    site: "CallSite", adapter: Any, expected: Described, own: Sequence[int]
+    site: "CallSite", adapter: Any, expected: Described, own_views: Any
 ) -> Callable[[Any, list[Any]], None]:
     """Checks what the function returned against `expected`, then copies it into the buffers."""
-    if not own:
+    if not own_views:
         return lambda value, buffers: None
-    view, store, signature = adapter.view, adapter.store, adapter.signature
+    store, signature = adapter.store, adapter.signature
     tree = site.own_results
     paths = tree.paths()
-    treedef: Any = jax.tree.structure(tree.fill([0] * len(own)))
+    treedef: Any = jax.tree.structure(tree.fill([0] * len(own_views)))
 
     def checked(value: Any, position: int) -> Any:
         dtype, shape = expected[position]
@@ -159,7 +173,7 @@ def _result_writer(
         return value
 
     if isinstance(tree.tree, Slot):
-        index = own[0]
+        view, index = own_views[0]
 
         def write_one(value: Any, buffers: list[Any]) -> None:
             store(checked(value, 0), view(buffers[index]))
@@ -176,7 +190,7 @@ def _result_writer(
                 )
         # Everything is checked before anything is written.
         values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
-        for leaf, index in zip(values, own, strict=True):
+        for leaf, (view, index) in zip(values, own_views, strict=True):
             store(leaf, view(buffers[index]))
 
     return write
@@ -216,41 +230,38 @@ def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     return np.asarray(value, dtype) if kind in kinds[type(value)] else _no_rule_for_scalar
 
 
-def _checking_inputs(
-    site: "CallSite", adapter: Any, work: Callable[..., None], writable: set[int]
-) -> Callable[[list[Any], list[Any]], None]:
+def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
     """`work`, and afterwards an error where an argument that is not in place was written."""
     paths = site.arguments.paths()
+    writable = {operand for operand, _ in site.in_place}
+    watched = [i for i in range(site.operand_count) if i not in writable]
 
-    def run(operand_buffers: list[Any], result_buffers: list[Any]) -> None:
-        watched = [(i, adapter.view(b)) for i, b in enumerate(operand_buffers) if i not in writable]
-        before = [adapter.snapshot(v) for _, v in watched]
-        work(operand_buffers, result_buffers)
-        for (i, v), token in zip(watched, before, strict=True):
-            if not adapter.unchanged(v, token):
+    def checked(views: list[Any], buffers: list[Any]) -> None:
+        # The very arrays that the function gets: torch counts the changes of each.
+        before = [(i, views[i], adapter.snapshot(views[i])) for i in watched]
+        work(views, buffers)
+        for i, view, token in before:
+            if not adapter.unchanged(view, token):
                 raise InputChangedError(
                     f"{site.name}: the function changed its argument "
                     f"{argument_name(paths.get(i, str(i)))} in place; "
                     f"declare it with inout=, pass a jax.Ref, or write to a copy"
                 )
 
-    return run
+    return checked
 
 
-def _debugging(
-    work: Callable[[list[Any], list[Any]], None], own: Sequence[int]
-) -> Callable[[list[Any], list[Any]], None]:
+def _debugging(run: Run, own: Sequence[int]) -> Run:
     """JAXBRIDGE_DEBUG=1: results start as a pattern, and the device is waited for."""
 
-    def run(operand_buffers: list[Any], result_buffers: list[Any]) -> None:
+    def debugged(operands: list[Any], results: list[Any], ordinal: int, stream: int) -> None:
         for i in own:
-            _core.fill(result_buffers[i], 0xA5)
-        work(operand_buffers, result_buffers)
-        for b in (*operand_buffers, *result_buffers)[:1]:
-            if b.platform == "cuda":
-                _core.synchronize(b.stream, b.ordinal)
+            _core.fill(results[i], 0xA5)
+        run(operands, results, ordinal, stream)
+        if stream:
+            _core.synchronize(stream, ordinal)
 
-    return run
+    return debugged
 
 
 def end_lease(
@@ -263,29 +274,26 @@ def end_lease(
     """Asked when views outlived a call: looks again without what may hold them legitimately.
 
     Raises:
-        ViewKeptError: the function did keep a view. Where it raised, that is added as a note.
+        ViewKeptError: the function did keep a view. Where it raised, its own exception, with a note.
     """
     del held  # what is held now counts
-    if exception is not None:
-        seen: set[int] = set()
-        queue: list[BaseException | None] = [exception]
-        while queue:
-            e = queue.pop()
-            if e is None or id(e) in seen:
-                continue
-            seen.add(id(e))
-            traceback.clear_frames(e.__traceback__)
-            queue += [e.__cause__, e.__context__]
-            if isinstance(e, BaseExceptionGroup):
-                queue += e.exceptions
-    if not (_core.held(operands) or _core.held(results)):
-        return
-    gc.collect()
+    closures = False
+    for e in _chain(exception):
+        traceback.clear_frames(e.__traceback__)
+        closures |= _has_closures(e)
+    for attempt in range(10):
+        if not (_core.held(operands) or _core.held(results)):
+            return
+        if attempt == 0:
+            gc.collect()
+        else:
+            time.sleep(0.001)  # a thread of the framework's can be on its way to drop its last view
     argument_paths = site.arguments.paths()
     names = [
         f"argument {argument_name(argument_paths.get(i, str(i)))}" for i in _core.held(operands)
     ]
-    names += [f"result {i}" for i in _core.held(results)]
+    result_paths = _result_paths(site)
+    names += [f"result{result_paths.get(i, f' {i}')}" for i in _core.held(results)]
     if not names:
         return
     message = (
@@ -294,7 +302,43 @@ def end_lease(
     )
     if exception is None:
         raise ViewKeptError(message)
-    exception.add_note(message)
+    if not closures:  # else the exception itself holds them, and the function kept nothing
+        exception.add_note(message)
+    raise exception  # so that the core revokes what was kept
+
+
+def _result_paths(site: "CallSite") -> dict[int, str]:
+    """The paths of the results that the function makes, by their number among all."""
+    in_place = {result for _, result in site.in_place}
+    paths = site.own_results.paths()
+    own = [i for i in range(len(paths) + len(in_place)) if i not in in_place]
+    return {own[position]: path for position, path in paths.items()}
+
+
+def _chain(exception: BaseException | None) -> list[BaseException]:
+    """The exception, what caused it, and the members of groups."""
+    seen: dict[int, BaseException] = {}
+    queue = [exception]
+    while queue:
+        e = queue.pop()
+        if e is None or id(e) in seen:
+            continue
+        seen[id(e)] = e
+        queue += [e.__cause__, e.__context__]
+        if isinstance(e, BaseExceptionGroup):
+            queue += e.exceptions
+    return list(seen.values())
+
+
+def _has_closures(exception: BaseException) -> bool:
+    """Whether a function that was made during the call is in the traceback.
+
+    A frame that was cleared still has its function, and that the cells of its closure. The cells of the
+    callee itself are older than the call.
+    """
+    frames = [f for f, _ in traceback.walk_tb(exception.__traceback__)]
+    callees = [f for f in frames if f.f_globals.get("__package__") != __package__]
+    return any(f.f_code.co_freevars for f in callees[1:])
 
 
 def argument_name(path: str) -> str:

@@ -176,6 +176,18 @@ TEST_F(context_test, a_device_is_retained_once_by_all_threads) {
   EXPECT_EQ(api().live().retained, 2u);
 }
 
+TEST_F(context_test, threads_that_retain_at_the_same_time_keep_one_reference) {
+  api().gather("cuDevicePrimaryCtxRetain", 2);
+  CUcontext seen = nullptr;
+  std::thread second([&] { seen = primary_context(1).value(); });
+  EXPECT_EQ(primary_context(1).value(), api().primary(1));
+  second.join();
+  EXPECT_EQ(seen, api().primary(1));
+  EXPECT_EQ(fake_cuda::count("cuDevicePrimaryCtxRetain"), 2u);
+  EXPECT_EQ(fake_cuda::count("cuDevicePrimaryCtxRelease"), 1u);
+  EXPECT_EQ(api().live().retained, 1u);
+}
+
 TEST_F(context_test, an_ordinal_out_of_range_is_refused) {
   for (const int ordinal : {-1, max_devices, 1 << 30}) {
     const result<CUcontext> c = primary_context(ordinal);
@@ -233,6 +245,17 @@ TEST_F(context_test, a_failing_pop_still_restores_what_was_current) {
   EXPECT_EQ(current(), foreign);
   pop();
   pop();
+}
+
+TEST_F(context_test, a_current_context_that_cannot_be_told_is_set_again) {
+  push(primary_context(0).value());
+  ASSERT_TRUE(primary_context(1).ok());
+  {
+    const auto scope = context_scope::enter(0);
+    EXPECT_EQ(driver::get().cuCtxSetCurrent(api().primary(1)), CUDA_SUCCESS);
+    api().fail("cuCtxGetCurrent", 1, CUDA_ERROR_UNKNOWN, false);
+  }
+  EXPECT_EQ(pop(), api().primary(0));
 }
 
 TEST_F(context_test, nothing_is_called_once_the_process_ends) {

@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstring>
 #include <set>
 #include <string>
@@ -111,6 +113,35 @@ TEST_F(driver_test, eight_threads_race_for_the_first_load) {
   }
   EXPECT_EQ(fake_cuda::count("cuInit"), 1u);
   EXPECT_EQ(api().lookups(), function_count);
+}
+
+// Entry points are looked up only once all threads are on their way into the driver.
+std::atomic<int> on_their_way{0};
+std::atomic<int> loads{0};
+
+void* slow_lookup(void* library, const char* name) {
+  ++loads;
+  while (on_their_way.load() < 8) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return dlsym(library, name);
+}
+
+TEST_F(driver_test, threads_that_come_while_it_loads_wait_for_it) {
+  on_their_way = 0;
+  loads = 0;
+  driver::reset_for_testing(&slow_lookup);
+  std::vector<std::thread> threads;
+  std::vector<const driver*> tables(8, nullptr);
+  for (const driver*& table : tables) {
+    threads.emplace_back([&table] {
+      ++on_their_way;
+      table = &driver::get();
+    });
+  }
+  for (auto& t : threads) t.join();
+  for (const driver* table : tables) EXPECT_EQ(table, tables[0]);
+  EXPECT_EQ(loads, 2) << "one for each form of cuGetProcAddress";
+  EXPECT_EQ(fake_cuda::count("cuInit"), 1u);
 }
 
 TEST_F(driver_test, without_a_library_every_call_is_an_error_that_says_why) {

@@ -64,7 +64,14 @@ class staging_test : public fake_cuda::cuda_test {
   }
 
   static void wait_until_blocked(int threads) {
-    while (api().blocked_threads() < threads) std::this_thread::yield();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (api().blocked_threads() < threads) {
+      if (std::chrono::steady_clock::now() > end) {
+        ADD_FAILURE() << "no " << threads << " threads wait in the driver";
+        return;
+      }
+      std::this_thread::yield();
+    }
   }
 
   CUstream s = nullptr;
@@ -482,6 +489,21 @@ TEST_F(staging_test, trimming_waits_for_copies_and_spares_what_is_leased) {
   EXPECT_EQ(staging_usage(0).blocks, 1u);
   EXPECT_EQ(staging_usage(0).leased, 1u);
   std::memset(b.at(0), 1, block);
+}
+
+TEST_F(staging_test, trimming_ends_although_blocks_come_back_meanwhile) {
+  std::vector<int> x(ints, 5);
+  api().hold_stream(s, hold::until_released);
+  {
+    staging_block b = lease(s);
+    EXPECT_TRUE(b.to_device(x.data(), 0, 16).ok());
+  }
+  std::thread trimming([] { EXPECT_TRUE(trim_staging(0).ok()); });
+  wait_until_blocked(1);
+  static_cast<void>(lease(other));
+  api().hold_stream(s, hold::none);
+  trimming.join();
+  EXPECT_EQ(staging_usage(0).blocks, 1u) << "what came back later stays";
 }
 
 TEST_F(staging_test, a_capture_is_refused_and_not_harmed) {

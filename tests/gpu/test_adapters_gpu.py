@@ -12,6 +12,7 @@ import importlib.util
 import pathlib
 import sys
 import threading
+import time
 import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -453,6 +454,17 @@ def test_view_of_each_shape(both: Any, shape: tuple[int, ...], stream: int) -> N
     assert bits(out.content) == bits(content)
 
 
+def test_torch_float8_of_rank_and_size_0(stream: int) -> None:
+    adapter, _ = pair("torch")
+    for shape in ((), (0, 3)):
+        buffer = CudaBuffer(example("float8_e5m2", shape))
+        with Lease(buffer), adapter.scope("cuda", 0, stream):
+            view = adapter.view(buffer)
+            assert adapter.signature(view) == (shape, buffer.dtype)
+            adapter.store(view, view)
+            del view
+
+
 def test_view_of_high_rank(both: Any) -> None:
     adapter, ops = both
     buffer = CudaBuffer(example("int32", (1,) * (min(adapter.max_ndim, 32) - 2) + (2, 3)))
@@ -481,11 +493,16 @@ def test_a_graph_of_torch_ends_with_the_call(stream: int) -> None:
     buffer, out = CudaBuffer(example("float32")), CudaBuffer(example("float32"))
     gc.disable()
     try:
-        with Lease(buffer), Lease(out), adapter.scope("cuda", 0, stream):
-            x = adapter.view(buffer).requires_grad_()
-            (x**3).sum().backward()
-            adapter.store(x.grad, adapter.view(out))
-            del x
+        with Lease(buffer) as lease, Lease(out):
+            with adapter.scope("cuda", 0, stream):
+                x = adapter.view(buffer).requires_grad_()
+                (x**3).sum().backward()
+                adapter.store(x.grad, adapter.view(out))
+                del x
+            # Torch's own thread of the device may drop the last node a moment after backward().
+            deadline = time.monotonic() + 10
+            while lease.held() and time.monotonic() < deadline:
+                time.sleep(0.001)
     finally:
         gc.enable()
     np.testing.assert_array_equal(out.content, 3 * buffer.content**2)
@@ -662,7 +679,7 @@ def test_scope_is_of_the_thread(framework: str, stream: int) -> None:
             seen.append(ops.stream())
             looked.set()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)
     thread.start()
     with adapter.scope("cuda", 0, stream):
         inside.set()
@@ -830,7 +847,7 @@ def test_warp_threads_on_one_device(stream: int) -> None:
 
     with ops.own_stream():
         was = ops.stream()
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(4)]
         for t in threads:
             t.start()
         for t in threads:
@@ -859,7 +876,7 @@ def main() -> None:
             with adapter.scope("cuda", 0, stream):
                 views = [adapter.view(b) for b in (x, y, number)]
                 steps: list[Callable[[], Any]] = [
-                    lambda a=adapter, b=x: a.view(b),
+                    functools.partial(adapter.viewer(x.dtype, x.shape, "cuda"), x),
                     scoped,
                     lambda a=adapter, v=views: a.store(v[0], v[1]),
                     lambda a=adapter, v=views: a.store(np.float32(1), v[2]),

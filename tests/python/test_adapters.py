@@ -9,6 +9,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -327,6 +328,17 @@ def test_view_of_each_shape(adapter: Any, shape: tuple[int, ...]) -> None:
         del view
 
 
+def test_a_viewer_serves_many_buffers(adapter: Any) -> None:
+    view = adapter.viewer(np.dtype("int32"), (2, 3), "cpu")
+    buffers = [FakeBuffer(example("int32") + i, readonly=False) for i in range(3)]
+    for buffer in buffers * 2:
+        with Lease(buffer) as lease:
+            array = view(buffer)
+            assert lease.held()
+            assert bits(to_host(array, "int32")) == bits(buffer.content)
+            del array
+
+
 def test_view_of_high_rank(adapter: Any) -> None:
     rank = min(adapter.max_ndim, 32)
     buffer = FakeBuffer(example("int32", (1,) * (rank - 2) + (2, 3)))
@@ -340,6 +352,18 @@ def test_warp_refuses_a_fifth_axis() -> None:
     assert adapter.max_ndim == 4
     with pytest.raises(TypeError, match="at most 4 axes, not 5"):
         adapter.view(FakeBuffer(example("int32", (1, 1, 1, 2, 3))))
+
+
+def test_torch_float8_of_rank_and_size_0() -> None:
+    adapter = adapter_of("torch")
+    for shape in ((), (0, 3)):
+        buffer = FakeBuffer(example("float8_e5m2", shape), readonly=False)
+        with Lease(buffer):
+            view = adapter.view(buffer)
+            assert adapter.signature(view) == (shape, buffer.dtype)
+            adapter.store(view, view)
+            assert adapter.unchanged(view, adapter.snapshot(view))
+            del view
 
 
 @pytest.mark.parametrize("framework", ["numpy", "numba"])
@@ -670,7 +694,8 @@ def test_torch_sees_writes_by_the_version(monkeypatch: pytest.MonkeyPatch) -> No
     token = adapter.snapshot(view)
     view.data.zero_()
     assert adapter.unchanged(view, token)  # the limit
-    view = adapter.view(FakeBuffer(example("complex64"), readonly=False))
+    holes = np.array([1, np.nan, complex(np.nan, 2)], np.complex64)
+    view = adapter.view(FakeBuffer(holes, readonly=False))
     monkeypatch.setattr("jaxbridge._config.debug", True)
     token = adapter.snapshot(view)
     assert adapter.unchanged(view, token)
@@ -731,7 +756,7 @@ def test_warp_calls_of_several_threads(request: pytest.FixtureRequest) -> None:
                 if wp.get_device() is not cpu:
                     wrong.append(wp.get_device())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for t in threads:
         t.start()
     for t in threads:
@@ -815,12 +840,13 @@ def test_warp_devices_take_turns(warp_devices: Any) -> None:
         device = stream.device
         for _ in range(200):
             turn.take(device, stream)
+            time.sleep(0)  # others run
             now = (runtime.default_device, device.stream, device.allocator.inner)
             if now != (device, stream, device.own_allocator):
                 wrong.append((device, stream, now))
             turn.give_back()
 
-    threads = [threading.Thread(target=work, args=(streams[i % 4],)) for i in range(6)]
+    threads = [threading.Thread(target=work, args=(streams[i % 4],), daemon=True) for i in range(6)]
     for t in threads:
         t.start()
     for t in threads:
@@ -899,6 +925,30 @@ def test_stream_cache_is_bounded() -> None:
         assert cache[0, stream][:2] == (0, stream)
     assert len(cache) == StreamCache.limit
     assert cache[0, 999][2] < cache[0, 0][2]  # the oldest went, the newest stayed
+
+
+def test_stream_cache_makes_one_object_for_all_threads() -> None:
+    from jaxbridge._adapters._common import StreamCache
+
+    def make(ordinal: int, stream: int) -> object:
+        time.sleep(0.01)
+        return object()
+
+    cache = StreamCache(make)
+    together = threading.Barrier(4, timeout=30)
+    got: list[object] = []
+
+    def work() -> None:
+        together.wait()
+        got.append(cache[0, 1])
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert len(got) == 4
+    assert len(set(map(id, got))) == 1
 
 
 # --- buffer ---

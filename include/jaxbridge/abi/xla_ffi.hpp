@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// XLA's FFI C ABI: the part that is used, as at API version 0.1, the oldest one that runtimes accept.
+// XLA's FFI C ABI: the part that is used, as at API version 0.1, the oldest one that runtimes
+// accept.
 //
-// These are our own declarations. tests/compile/abi_xla_ffi.cpp holds them against the headers of the
-// oldest and the newest supported jaxlib. Whatever came after 0.1 may be touched only behind a
+// These are our own declarations. tests/compile/abi_xla_ffi.cpp holds them against the headers of
+// the oldest and the newest supported jaxlib. Whatever came after 0.1 may be touched only behind a
 // `struct_size` check.
 #pragma once
 
@@ -184,7 +185,8 @@ struct metadata_extension {
   xla_ffi::metadata* metadata;
 };
 
-/// The runtime's table of functions. Slots that we do not call have no type: only their place counts.
+/// The runtime's table of functions. Slots that we do not call have no type: only their place
+/// counts.
 struct api {
   using slot = void*;
 

@@ -42,15 +42,13 @@ def is_host_scalar(value: Any) -> bool:
     return isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
 
 
-def unsupported(
-    framework: str, dtype: np.dtype[Any], platform: str, *, cast: str | None = None
-) -> TypeError:
+def unsupported(framework: str, dtype: np.dtype[Any], platform: str) -> TypeError:
     """The error for a dtype that a framework does not have."""
-    if cast is None:
+    if dtype.kind == "c":
+        cast = "float32, as real and imaginary part,"
+    else:
         # 32 bits hold what is narrower: f16, bf16, all fp8, and integers down to the packed ones.
         cast = "float32" if "float" in dtype.name else "int32"
-        if dtype.kind == "c":
-            cast = "float32, as real and imaginary part"
     return TypeError(
         f'framework="{framework}" has no {dtype.name} arrays on {platform}; convert to {cast} '
         f'before the call, or use framework="buffer"'

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core's buffer itself, for functions that work with pointers or with DLPack."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,11 @@ class BufferAdapter:
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         pass
+
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
+        return self.view
 
     def view(self, buffer: "_core.Buffer") -> Any:
         return buffer

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CuPy, on CUDA."""
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -102,10 +104,20 @@ class CupyAdapter:
         if dtype.name not in _dtypes:
             raise unsupported(self.name, dtype, platform)
 
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
+        nbytes = dtype.itemsize * math.prod(shape)
+
+        def view(buffer: "_core.Buffer") -> Any:
+            # Every view of a view shares the memory object, and so keeps its owner.
+            memory = _UnownedMemory(buffer.pointer, nbytes, buffer, buffer.ordinal)
+            return _ndarray(shape, dtype, _MemoryPointer(memory, 0))
+
+        return view
+
     def view(self, buffer: "_core.Buffer") -> Any:
-        # Every view of a view shares the memory object, and so keeps its owner.
-        memory = _UnownedMemory(buffer.pointer, buffer.nbytes, buffer, buffer.ordinal)
-        return _ndarray(buffer.shape, buffer.dtype, _MemoryPointer(memory, 0))
+        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
         return _Scope(ordinal, _streams[ordinal, stream])

@@ -3,7 +3,9 @@
 
 import ctypes
 import functools
+import math
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -90,23 +92,32 @@ class NumbaAdapter(NumpyAdapter):
         if platform == "cuda":
             _cuda()
 
-    def view(self, buffer: "_core.Buffer") -> Any:
-        if buffer.platform == "cpu":
-            return super().view(buffer)
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
+        if platform == "cpu":
+            return super().viewer(dtype, shape, platform)
         cuda = _cuda()
-        shape, dtype = buffer.shape, buffer.dtype
         strides = [dtype.itemsize] * len(shape)
         for axis in range(len(shape) - 1, 0, -1):
             strides[axis - 1] = strides[axis] * shape[axis]
-        # Every view of a view has a memory pointer with the same owner. Without a stream of its
-        # own, so that copies to the host wait, and are in order with kernels.
-        memory = cuda.MemoryPointer(
-            cuda.gpus[buffer.ordinal].get_primary_context(),
-            ctypes.c_void_p(buffer.pointer) if buffer.pointer else 0,
-            buffer.nbytes,
-            owner=buffer,
-        )
-        return cuda.Array(shape, tuple(strides), dtype, gpu_data=memory)
+        nbytes = dtype.itemsize * math.prod(shape)
+
+        def view(buffer: "_core.Buffer") -> Any:
+            # Every view of a view has a memory pointer with the same owner. Without a stream of its
+            # own, so that copies to the host wait, and are in order with kernels.
+            memory = cuda.MemoryPointer(
+                cuda.gpus[buffer.ordinal].get_primary_context(),
+                ctypes.c_void_p(buffer.pointer),
+                nbytes,
+                owner=buffer,
+            )
+            return cuda.Array(shape, tuple(strides), dtype, gpu_data=memory)
+
+        return view
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":  # type: ignore[override]
         if platform == "cpu":

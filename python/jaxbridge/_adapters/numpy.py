@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy. On CUDA the core stages through pinned host memory, and this adapter sees CPU buffers."""
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
     from . import Signature
 
-_ndarray = np.ndarray
+_ndarray: Any = np.ndarray
 _arrays = (np.ndarray, np.generic)
 
 # XLA packs elements smaller than a byte, ml_dtypes does not.
@@ -32,8 +34,13 @@ class NumpyAdapter:
         if dtype.name in _packed:
             raise unsupported(self.name, dtype, platform)
 
-    def view(self, buffer: "_core.Buffer") -> Any:
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
         # The buffer becomes `base`, and its read-only flag the array's, for good.
+        return functools.partial(_ndarray, shape, dtype)
+
+    def view(self, buffer: "_core.Buffer") -> Any:
         return _ndarray(buffer.shape, buffer.dtype, buffer)
 
     def scope(self, platform: str, ordinal: int, stream: int) -> None:

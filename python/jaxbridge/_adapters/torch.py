@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch, on the CPU and on CUDA."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -32,10 +33,14 @@ _to_torch: dict[np.dtype[Any], Any] = {
     if hasattr(torch, name) and (name in standard_dtypes or hasattr(ml_dtypes, name))
 }
 _to_numpy = {there: here for here, there in _to_torch.items()}
-# Viewed and copied as bytes: torch takes them by DLPack since a late version only, and has few
-# kernels for them.
+# Viewed as bytes first: torch takes them by DLPack since a late version only.
 _float8_dtypes = frozenset(d for d in _to_torch if d.name in _float8)
-_as_bytes = frozenset(_to_torch[d] for d in _float8_dtypes)
+
+
+def _view(buffer: "_core.Buffer") -> Any:
+    # The storage, which all views share, keeps the capsule's owner. No stream is given: it is the
+    # call's own, and current.
+    return _from_dlpack(buffer.__dlpack__())
 
 
 class _Bytes:
@@ -116,12 +121,13 @@ class TorchAdapter:
         if dtype not in _to_torch:
             raise unsupported(self.name, dtype, platform)
 
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
+        return _view_as_bytes if dtype in _float8_dtypes else _view
+
     def view(self, buffer: "_core.Buffer") -> Any:
-        if buffer.dtype in _float8_dtypes:
-            return _view_as_bytes(buffer)
-        # The storage, which all views share, keeps the capsule's owner. No stream is given: it is
-        # the call's own, and current.
-        return _from_dlpack(buffer.__dlpack__())
+        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
         if platform == "cpu":
@@ -150,8 +156,6 @@ class TorchAdapter:
         if value.requires_grad:
             # JAX does not see torch's graph: derivatives are defined on the Function.
             value = value.detach()
-        if value.dtype in _as_bytes:
-            value, out = value.view(torch.uint8), out.view(torch.uint8)
         out.copy_(value)
 
     def snapshot(self, view: Any) -> Any:

@@ -3,6 +3,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,15 +119,7 @@ class _Turn:
                     )
                 self._free.wait()
             if not self._threads:
-                runtime = device.runtime
-                self._device_before = runtime.default_device
-                if stream is not None:
-                    self._stream_before = device.stream
-                    self._set_allocator(device, stream)
-                    # Without an order between the two: XLA's stream waits for nothing of Warp's.
-                    device.set_stream(stream, sync=False)
-                runtime.default_device = device
-                self._device, self._stream = device, stream
+                self._set(device, stream)
             self._threads.append(me)
 
     def give_back(self) -> None:
@@ -134,16 +127,31 @@ class _Turn:
             self._threads.remove(threading.get_ident())
             if self._threads:
                 return
-            device, stream = self._device, self._stream
-            self._device = self._stream = None
             try:
-                device.runtime.default_device = self._device_before
-                if stream is not None:
-                    device.set_stream(self._stream_before, sync=False)
-                    self._restore_allocator()
+                self._restore()
             finally:
-                self._device_before = self._stream_before = None
                 self._free.notify_all()
+
+    def _set(self, device: Any, stream: Any) -> None:
+        if stream is not None:
+            self._stream_before = device.stream
+            # Without an order between the two: XLA's stream waits for nothing of Warp's.
+            device.set_stream(stream, sync=False)
+            try:
+                self._set_allocator(device, stream)
+            except BaseException:
+                device.set_stream(self._stream_before, sync=False)
+                raise
+        self._device_before = device.runtime.default_device
+        device.runtime.default_device = device
+        self._device, self._stream = device, stream
+
+    def _restore(self) -> None:
+        device, stream = self._device, self._stream
+        device.runtime.default_device = self._device_before
+        if stream is not None:
+            device.set_stream(self._stream_before, sync=False)
+            self._restore_allocator()
 
     def _set_allocator(self, device: Any, stream: Any) -> None:
         if _ScopedAllocator is None:
@@ -211,24 +219,30 @@ class WarpAdapter:
         if dtype not in _to_warp:
             raise unsupported(self.name, dtype, platform)
 
-    def view(self, buffer: "_core.Buffer") -> Any:
-        shape = buffer.shape
+    def viewer(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
+    ) -> "Callable[[_core.Buffer], Any]":
         if len(shape) > self.max_ndim:
             raise TypeError(
                 f'framework="warp" has arrays of at most {self.max_ndim} axes, not {len(shape)}; '
                 f"reshape before the call"
             )
-        device = _device("cpu" if buffer.platform == "cpu" else f"cuda:{buffer.ordinal}")
-        view = _array(
-            ptr=buffer.pointer,
-            dtype=_to_warp[buffer.dtype],
-            shape=shape or (1,),
-            device=device,
-            copy=False,
-        )
-        # A view of a view refers to the array that it was made of.
-        view._jaxbridge_buffer = buffer
+        warp_dtype = _to_warp[dtype]
+        warp_shape = shape or self.scalar_shape
+
+        def view(buffer: "_core.Buffer") -> Any:
+            device = _device("cpu" if platform == "cpu" else f"cuda:{buffer.ordinal}")
+            array = _array(
+                ptr=buffer.pointer, dtype=warp_dtype, shape=warp_shape, device=device, copy=False
+            )
+            # A view of a view refers to the array that it was made of.
+            array._jaxbridge_buffer = buffer
+            return array
+
         return view
+
+    def view(self, buffer: "_core.Buffer") -> Any:
+        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         if platform == "cpu":

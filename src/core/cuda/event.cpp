@@ -76,8 +76,9 @@ result<event> event::record(stream_ref stream) {
 }
 
 event::~event() {
-  if (handle_ == nullptr || exiting()) return;
-  if (pool_ < 0 || !pool_of(pool_).put(handle_)) destroy(handle_);
+  if (handle_ == nullptr) return;
+  if (pool_ >= 0 && pool_of(pool_).put(handle_)) return;
+  if (!exiting()) destroy(handle_);
 }
 
 jaxbridge::status event::block(stream_ref stream) const {

@@ -249,9 +249,7 @@ class staging_pool {
   void recover() noexcept {
     const std::lock_guard<std::mutex> hold(lock_);
     for (const auto& m : blocks_) {
-      if (m->state != condition::lost) continue;
-      m->state = condition::idle;
-      m->pending = false;
+      if (m->state == condition::lost) m->state = condition::idle;
     }
   }
 

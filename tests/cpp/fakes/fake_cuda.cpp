@@ -95,6 +95,10 @@ struct world {
   bool fail_for_good = false;
   const char* failed = nullptr;
 
+  std::string gather_symbol;
+  int gather_threads = 0;
+  int gathered = 0;
+
   std::vector<fake_cuda::call> calls;
   std::vector<fake_cuda::execution> executions;
 
@@ -322,6 +326,12 @@ CUresult entry(const char* name, std::initializer_list<std::uint64_t> arguments,
   const std::size_t index = now->calls.size();
   const std::uint64_t began = generation;
   now->calls.push_back(record);
+
+  if (now->gather_threads > 0 && now->gather_symbol == name) {
+    ++now->gathered;
+    changed.notify_all();
+    changed.wait(hold_lock, [] { return now->gathered >= now->gather_threads; });
+  }
 
   CUresult code = CUDA_SUCCESS;
   const bool meant = now->fail_symbol.empty() || now->fail_symbol == name;
@@ -943,6 +953,14 @@ const fake_cuda::control the_control = {
         [] {
           const std::lock_guard<std::mutex> hold_lock(lock);
           return now->failed;
+        },
+    .gather =
+        [](const char* symbol, int threads) {
+          const std::lock_guard<std::mutex> hold_lock(lock);
+          now->gather_symbol = symbol;
+          now->gather_threads = threads;
+          now->gathered = 0;
+          changed.notify_all();
         },
     .calls =
         [] {

@@ -77,6 +77,10 @@ struct control {
   /// The name of the function that failed by order, null if none has yet.
   const char* (*failed)();
 
+  /// Every call of `symbol` waits until `threads` threads are in it: all of them then find the same
+  /// state. threads = 0 takes it back.
+  void (*gather)(const char* symbol, int threads);
+
   std::size_t (*calls)();
   bool (*call_at)(std::size_t index, call* to);
   void (*clear_calls)();

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long functions, their registrations and what they hold live; what is counted."""
+
+import gc
+import sys
+import threading
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbridge
+from jaxbridge import _call_site, _core, _errors
+
+F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
+
+
+def like(x, *rest, **kw):
+    return x
+
+
+def module_level(v):
+    return v + 1
+
+
+class Array(np.ndarray):
+    """NumPy's own take no weak references."""
+
+
+def make():
+    """A function with an array in its closure, and weak references to both."""
+    captured = np.arange(4, dtype=np.float32).view(Array)
+
+    def fn(v):
+        return v + captured
+
+    return fn, [weakref.ref(fn), weakref.ref(captured)]
+
+
+def alive(refs):
+    return sum(r() is not None for r in refs)
+
+
+@pytest.fixture
+def x():
+    return jnp.arange(4, dtype=jnp.float32)
+
+
+@pytest.fixture
+def size(collected):
+    """How many targets are registered beyond those that were at the start."""
+    collected()
+    before = _core.registry_size()
+    return lambda: _core.registry_size() - before
+
+
+def scan_of(f):
+    return lambda v: jax.lax.scan(lambda c, _: (f(c), None), v, None, length=2)[0]
+
+
+PROGRAMS = {
+    "eager": lambda f, x: f(x),
+    "jit": lambda f, x: jax.jit(lambda v: f(v))(x),
+    "nested jit": lambda f, x: jax.jit(jax.jit(lambda v: f(v)))(x),
+    "scan": lambda f, x: jax.jit(scan_of(f))(x),
+    "cond": lambda f, x: jax.lax.cond(True, f, f, x),
+    "vmap": lambda f, x: jax.vmap(f)(x[None]),
+    "vmap in jit": lambda f, x: jax.jit(jax.vmap(f))(x[None]),
+    "checkpoint": lambda f, x: jax.jit(jax.checkpoint(f))(x),
+    "eval_shape": lambda f, x: jax.eval_shape(f, x),
+    "make_jaxpr": lambda f, x: jax.make_jaxpr(f)(x),
+    "lower": lambda f, x: jax.jit(f).lower(x),
+    "compile": lambda f, x: jax.jit(f).lower(x).compile()(x),
+    "two devices": lambda f, x: [
+        jax.jit(f)(jax.device_put(x, d)).block_until_ready() for d in jax.devices()[:2]
+    ],
+    "disable_jit": lambda f, x: f(x),
+}
+
+
+@pytest.mark.parametrize("how", PROGRAMS)
+def test_anonymous_functions_end_with_their_executables(x, size, collected, how):
+    fn, refs = make()
+    f = jaxbridge.call(fn, like, vmap_method="sequential")
+    with jax.disable_jit(how == "disable_jit"):
+        PROGRAMS[how](f, x)
+    refs.append(weakref.ref(f))
+    del fn, f
+    collected()
+    assert alive(refs) == 0 and size() == 0
+
+
+def test_with_a_ref(x, size, collected):
+    fn, refs = make()
+
+    def update(r, fn=fn):
+        r[...] = fn(r)
+
+    ref = jax.new_ref(x + 0)
+    jaxbridge.call(update, ())(ref)
+    jax.jit(lambda r: jaxbridge.call(update, ())(r))(ref)
+    np.testing.assert_array_equal(ref[...], np.arange(4) * 3)
+    del fn, update
+    collected()
+    assert alive(refs) == 0 and size() == 0
+
+
+def test_after_failures(x, size, collected):
+    fn, refs = make()
+
+    def fail(v):
+        raise ValueError(fn(v).shape)
+
+    f = jaxbridge.call(fail, F32)
+    with pytest.raises(ValueError):
+        f(x)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.jit(f)(x)
+    wrong = jaxbridge.call(lambda v: fn(v)[1:], F32)
+    with pytest.raises(jaxbridge.errors.ResultError):
+        wrong(x)
+    with pytest.raises(TypeError):
+        jaxbridge.call(lambda v: fn(v), F32, inout={3: 0})(x)
+    _errors._originals.clear()  # bounded, and the user's to take
+    del fn, f, fail, wrong
+    collected()
+    assert alive(refs) == 0 and size() == 0
+
+
+def test_an_executable_keeps_its_function(x, size, collected):
+    fn, refs = make()
+    compiled = jax.jit(jaxbridge.call(fn, F32)).lower(x).compile()
+    del fn
+    collected()
+    assert alive(refs) == 2 and size() == 1
+    np.testing.assert_array_equal(compiled(x), np.arange(4) * 2)
+    del compiled
+    collected()
+    assert alive(refs) == 0 and size() == 0
+
+
+def test_each_of_several_executables_keeps_it(x, size, collected):
+    fn, refs = make()
+    f = jaxbridge.call(fn, like)
+    compiled = [jax.jit(lambda v, k=k: f(v) * k).lower(x).compile() for k in range(3)]
+    del fn, f
+    for k in (1, 0, 2):
+        collected()
+        assert size() == 1 and refs[0]() is not None
+        np.testing.assert_array_equal(compiled[k](x), np.arange(4) * 2 * k)
+        compiled[k] = None
+    collected()
+    assert size() == 0 and refs[0]() is None
+
+
+def test_the_function_alone_keeps_nothing_registered(x, size, collected):
+    f = jaxbridge.call(make()[0], like)
+    f(x)
+    assert size() == 1
+    collected()
+    assert size() == 0
+    np.testing.assert_array_equal(f(x), np.arange(4) * 2)
+    assert size() == 1 and f.stats()["calls"] == 2
+
+
+def test_named_ones_live_on(x, size, collected):
+    jaxbridge.call(module_level, F32)(x)
+    fn, refs = make()
+    jaxbridge.call(fn, F32, name="lives on")(x)
+    del fn
+    collected()
+    assert size() == 2 and alive(refs) == 2
+
+
+def test_registrations_do_not_grow_with_retraces(x, size, collected):
+    """New shapes, new jit objects, new Functions of equal content."""
+    f = jaxbridge.call(make()[0], like)
+    for n in range(1, 37):
+        jax.jit(lambda v: f(v[:1] * jnp.ones(4)))(jnp.ones(n))
+    assert size() == 1
+    for _ in range(36):
+        jax.jit(lambda v: jaxbridge.call(lambda u: u + 1, like)(v))(x)
+        jaxbridge.call(lambda u: u + 1, like)(x)
+    assert size() <= 3
+    captured = [1]
+    for _ in range(36):
+        jax.jit(lambda v: jaxbridge.call(lambda u: u + captured[0], like)(v))(x)
+    collected()
+    assert size() == 0
+
+
+def test_a_thousand_closures_with_big_arrays(size, collected):
+    refs = []
+
+    def program(i):
+        big = np.zeros(250_000, np.float32).view(Array)  # 1 MB
+
+        def fn(v):
+            return v + big[i]
+
+        refs.append(weakref.ref(big))
+        return jax.jit(jaxbridge.call(fn, like)).lower(jnp.float32(1))
+
+    # Lowered, not compiled: a thousand times the compiler would take a minute.
+    programs = [program(i) for i in range(1000)]
+    assert size() == 1000
+    del programs
+    collected()
+    assert alive(refs) == 0 and size() == 0
+
+
+def test_statics_live_as_long_as_the_function(x, collected):
+    class Thing:
+        pass
+
+    thing = Thing()
+    ref = weakref.ref(thing)
+    f = jaxbridge.call(lambda v, t: v + 0, F32)
+    jax.jit(lambda v: f(v, thing))(x)
+    f(x, thing)
+    del thing
+    collected()
+    del f
+    collected()
+    assert ref() is None
+
+
+def test_operands_and_results_are_not_kept(x, collected):
+    f = jaxbridge.call(make()[0], like)
+    operand = x + 0
+    refs = [weakref.ref(operand), weakref.ref(f(operand))]
+    del operand
+    gc.collect()
+    assert alive(refs) == 0
+
+
+def test_the_callee_can_drop_its_own_function(x, collected):
+    """Nothing that runs is freed under it."""
+    held = []
+
+    def fn(v):
+        held.clear()
+        jax.clear_caches()
+        gc.collect()
+        return v + 1
+
+    def run():
+        held.append(jax.jit(jaxbridge.call(fn, like)))
+        return held[0](x)
+
+    np.testing.assert_array_equal(run(), np.arange(4) + 1)
+    np.testing.assert_array_equal(run(), np.arange(4) + 1)
+
+
+def test_giving_up_and_registering_at_once(x, collected):
+    """A target that one thread gives up, while another lowers the same call, is not lost."""
+    f = jaxbridge.call(make()[0], like)
+    (site,) = [e.params["site"] for e in jax.make_jaxpr(f)(x).eqns if "site" in e.params]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    lost = []
+    end = time.monotonic() + 0.5
+
+    def work():
+        while time.monotonic() < end:
+            hold = site.hold()
+            if not _core.registered(hold.registration.key):
+                lost.append(1)
+            del hold
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    try:
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+    finally:
+        sys.setswitchinterval(before)
+    assert not lost
+    assert site.key not in _call_site._registrations and not _core.registered(site.key)
+
+
+# ---- stats and clear -----------------------------------------------------------------------------
+
+
+def test_stats_count_calls_of_xla(x):
+    f = jaxbridge.call(make()[0], like, vmap_method="sequential")
+    assert f.stats() == {"calls": 0}
+    jax.eval_shape(f, x)
+    jax.jit(f).lower(x)
+    assert f.stats()["calls"] == 0
+    f(x)
+    assert f.stats()["calls"] == 1
+    jax.jit(lambda v: f(f(v)))(x)
+    assert f.stats()["calls"] == 3
+    jax.block_until_ready(jax.jit(scan_of(f))(x))
+    assert f.stats()["calls"] == 5
+    jax.block_until_ready(jax.vmap(f)(jnp.ones((3, 4))))
+    assert f.stats()["calls"] == 8
+
+
+def test_stats_count_failures_and_what_ended(x, collected):
+    fails = []
+
+    def fn(v):
+        if fails:
+            raise ValueError
+        return v + 1
+
+    f = jaxbridge.call(fn, like)
+    f(x)
+    fails.append(1)
+    with pytest.raises(ValueError):
+        f(x)
+    assert f.stats()["calls"] == 2
+    collected()
+    assert f.stats()["calls"] == 2
+    fails.clear()
+    f(x)
+    assert f.stats()["calls"] == 3
+
+
+def test_stats_are_each_functions_own(x):
+    def fn(v, captured=[]):  # noqa: B006
+        return v + 1
+
+    f, g = jaxbridge.call(fn, like), jaxbridge.call(fn, like)
+    f(x), f(x), g(x)
+    assert (f.stats()["calls"], g.stats()["calls"]) == (2, 1)
+
+
+def test_clear_keeps_everything_working(x):
+    f = jaxbridge.call(make()[0], like)
+    g = jax.jit(lambda v: f(v))
+    f.clear()
+    g(x)
+    f.clear()
+    f.clear()
+    np.testing.assert_array_equal(g(x), np.arange(4) * 2)
+    np.testing.assert_array_equal(g(jnp.ones(4)), np.arange(4) + 1)
+    assert f.stats()["calls"] == 3
+
+
+def test_clear_within_the_call_itself(x):
+    functions = []
+
+    def fn(v):
+        functions[0].clear()
+        return v + 1
+
+    functions.append(jaxbridge.call(fn, like))
+    np.testing.assert_array_equal(functions[0](x), np.arange(4) + 1)
+    np.testing.assert_array_equal(functions[0](x), np.arange(4) + 1)
