@@ -30,5 +30,5 @@ wheel: setup  ## the wheel, in build/dist
 stubs: setup  ## python/jaxbridge/_core.pyi from the built module
 	@scripts/stubs.sh
 
-clean:  ## removes build (not .venv)
-	rm -rf build
+clean:  ## removes what was built; stays: .venv, and a Python that was brought for it
+	@mkdir -p build && find build -mindepth 1 -maxdepth 1 -not -name tools -exec rm -rf {} +

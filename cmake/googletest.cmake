@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# GTest::gmock_main from the system, or from its release where there is a network.
+# GTest::gtest_main from the system, or from its release where there is a network.
 find_package(GTest CONFIG QUIET)
-if(TARGET GTest::gmock_main)
+if(TARGET GTest::gtest_main)
   message(STATUS "GoogleTest: found on the system, ${GTest_DIR}")
   return()
 endif()
@@ -33,13 +33,14 @@ if(NOT found STREQUAL sha256)
     message(
       FATAL_ERROR
         "jaxbridge: the C++ tests need GoogleTest. It is not installed, and downloading it failed (${reason}).\n"
-        "Install it: apt-get install libgtest-dev libgmock-dev   (Debian, Ubuntu)\n"
-        "            dnf install gtest-devel gmock-devel          (Fedora)\n"
+        "Install it: apt-get install libgtest-dev   (Debian, Ubuntu)\n"
+        "            dnf install gtest-devel        (Fedora)\n"
         "or configure with -DJAXBRIDGE_BUILD_TESTS=OFF to build without the C++ tests.")
   endif()
 endif()
 
 include(FetchContent)
 set(INSTALL_GTEST OFF)
+set(BUILD_GMOCK OFF)
 FetchContent_Declare(googletest URL ${archive} DOWNLOAD_EXTRACT_TIMESTAMP TRUE)
 FetchContent_MakeAvailable(googletest)

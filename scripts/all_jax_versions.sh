@@ -26,7 +26,7 @@ with_version() {
   ensure_venv "$base" "$directory"
   install_group "$directory" base "jax==$version" --group test
   install_wheel "$directory"
-  "$directory/bin/python" -m pytest tests/python "$@"
+  "$directory/bin/python" -m pytest tests/python tests/peers "$@"
 }
 
 results=()

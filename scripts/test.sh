@@ -36,8 +36,8 @@ check_compiler
 mkdir -p build
 check "C++: release build, warnings as errors, ABI checks against the oldest and the newest jaxlib" cpp_build
 check "C++: tests" ctest --preset release
-check "Python: tests, newest JAX" "$venv/bin/python" -m pytest tests/python tests/packaging "$@"
-check "Python: tests, JAX 0.8.0" build/venv-oldest/bin/python -m pytest tests/python "$@"
+check "Python: tests, newest JAX" "$venv/bin/python" -m pytest tests/python tests/packaging tests/peers "$@"
+check "Python: tests, JAX 0.8.0" build/venv-oldest/bin/python -m pytest tests/python tests/peers "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:\n' >&2

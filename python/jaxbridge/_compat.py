@@ -5,6 +5,7 @@ Each private need stands here with the versions it was seen on; tests/python/tes
 for each, run on the oldest and the newest JAX.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -57,26 +58,44 @@ for _allowed in (
 def union_manual_axes(operands: Sequence[Any]) -> Sequence[Any]:
     """Brings all operands to the union of their varying manual axes, as JAX's own operations do.
 
-    `standard_insert_pvary` became `auto_insert_reshard` in 0.9. There is no public form.
+    `standard_insert_pvary` (0.8, 0.9) became `auto_insert_reshard` (0.10). There is no public form.
     """
-    private: Any = _core
-    insert = getattr(private, "auto_insert_reshard", None) or private.standard_insert_pvary
+    insert = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
     return insert(*operands)
 
 
 def result_aval(shape: tuple[int, ...], dtype: Any, operands: Sequence[Any]) -> Any:
     """The abstract value of a result that depends on `operands` (abstract values).
 
-    It is made from an operand's, so that it carries its manual axis type (`.vma`, later `.mat`):
-    without it shard_map gives wrong gradients, silently on 0.8.0.
+    It varies over the manual axes that they vary over: without that shard_map gives wrong gradients,
+    silently on 0.8.0. Nothing else of theirs is the result's: not their memory space, layout (0.12)
+    or sharding.
+
+    Raises:
+        TypeError: an operand is a sum that is yet to be made over devices.
     """
-    base = next((a for a in operands if isinstance(a, _core.ShapedArray)), None)
-    if base is None:
-        aval = _core.ShapedArray(shape, dtype)
-        return aval.update(sharding=_core.get_cur_mesh_sharding())
-    return base.update(
-        shape=shape, dtype=dtype, weak_type=False, sharding=_core.get_cur_mesh_sharding()
-    )
+    arrays = [a for a in operands if isinstance(a, _core.ShapedArray)]
+    for a in arrays:
+        if axes := _unreduced_manual_axes(a):
+            raise TypeError(
+                f"an external function cannot take {a}, which is yet to be summed over "
+                f"{', '.join(sorted(map(str, axes)))}; sum it first with jax.lax.psum"
+            )
+    sharding = _core.get_cur_mesh_sharding()
+    if not hasattr(_core, "ManualAxisType"):  # 0.8, 0.9
+        varying = frozenset[Any]().union(*(a.vma for a in arrays))
+        return _core.ShapedArray(shape, dtype, sharding=sharding, vma=varying)
+    varying = frozenset[Any]().union(*(a.mat.varying for a in arrays))
+    manual_axis_type = _core.ManualAxisType(varying=varying)
+    return _core.ShapedArray(shape, dtype, sharding=sharding, manual_axis_type=manual_axis_type)
+
+
+def _unreduced_manual_axes(aval: Any) -> frozenset[Any]:
+    # Outside shard_map XLA makes the sum: the call's operands are whole arrays there.
+    if hasattr(aval, "mat"):
+        return frozenset(aval.mat.unreduced)
+    sharding = aval.sharding
+    return frozenset(sharding.spec.unreduced if sharding.mesh.are_all_axes_manual else ())
 
 
 def is_concrete_ref(x: Any) -> bool:
@@ -100,6 +119,31 @@ def is_key_array(x: Any) -> bool:
     """Whether `x` is an array of typed PRNG keys, which have no plain memory."""
     dtype: Any = getattr(x, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def wait_where_refs_deadlock() -> None:
+    """On JAX 0.8: a Ref on the CPU gets its new buffer when that is ready, not before.
+
+    There jaxlib frees the old buffer, which waits for the program that updates it, while it holds the
+    GIL. A function that the program calls then waits for the GIL, for ever. jaxlib 0.9.0 mended it.
+    """
+    if jax_version >= (0, 9):
+        return
+    from jax._src.array import ArrayImpl
+
+    replace = ArrayImpl._replace_with
+
+    def replace_when_ready(self: Any, new: Any) -> None:
+        if next(iter(new.devices())).platform == "cpu":
+            # The program's own error comes where the value is read, as ever.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                new.block_until_ready()
+        replace(self, new)
+
+    ArrayImpl._replace_with = replace_when_ready
+
+
+wait_where_refs_deadlock()
 
 
 @functools.cache

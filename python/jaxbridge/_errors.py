@@ -77,15 +77,6 @@ def record(exception: BaseException, *, function_name: str, key: int) -> str:
     while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(exception), exception, frames)).rstrip()
-    global _newest
-    dropped = []  # destroyed without the lock: their frames can hold anything
-    thread = threading.get_ident()
-    recorded = _Recorded(exception, key, thread, _core.call_depth(), _is_of_the_program(thread))
-    with _lock:
-        _newest = number = next(_ids)
-        _originals[number] = recorded
-        while len(_originals) > _kept_errors:
-            dropped.append(_originals.popitem(last=False))
     kind = type(exception)
     name = (
         kind.__qualname__
@@ -99,8 +90,22 @@ def record(exception: BaseException, *, function_name: str, key: int) -> str:
     first = f"{name}: {message}" if message else name
     return _printable(
         f"{first}\n\nraised by the external function {function_name!r}:\n{text}\n"
-        f"[jaxbridge error {number}]"
+        f"{keep(exception, key)}"
     )
+
+
+def keep(exception: BaseException, key: int) -> str:
+    """Keeps `exception`; returns the mark by which it is found again, to end an error's text."""
+    global _newest
+    dropped = []  # destroyed without the lock: their frames can hold anything
+    thread = threading.get_ident()
+    recorded = _Recorded(exception, key, thread, _core.call_depth(), _is_of_the_program(thread))
+    with _lock:
+        _newest = number = next(_ids)
+        _originals[number] = recorded
+        while len(_originals) > _kept_errors:
+            dropped.append(_originals.popitem(last=False))
+    return f"[jaxbridge error {number}]"
 
 
 def _printable(text: str) -> str:

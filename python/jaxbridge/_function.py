@@ -621,4 +621,12 @@ def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:
     )
 
 
-_core.set_resolver(_resolve)
+def _resolve_for_core(key: int, text: str) -> Any:
+    try:
+        return _resolve(key, text)
+    except NotRegisteredError as error:
+        # The core passes on the text; the mark leads back to the exception.
+        raise NotRegisteredError(f"{error}\n{_errors.keep(error, key)}") from error
+
+
+_core.set_resolver(_resolve_for_core)

@@ -165,13 +165,12 @@ def _function_for(
     frameworks = tuple(framework.items()) if isinstance(framework, Mapping) else framework
     key = apply, same, how[1:], results, frameworks
     extra: dict[str, Any] = {_how: how}
-    # What has a reference is a static argument, which an exported program can carry.
-    portable = _is_portable(func)
     found = _functions.get(key)
     if found is None:
         specs = tuple(jax.ShapeDtypeStruct(s, d) for s, d in results)
         found = call(
-            apply if portable else functools.partial(apply, **extra),
+            # What has a reference is a static argument, which an exported program can carry.
+            apply if _is_portable(func) else functools.partial(apply, **extra),
             specs[0] if single else specs,
             framework=framework,
             # Nothing is known about `func`: one call for each element is right always.
@@ -179,7 +178,7 @@ def _function_for(
         )
         found.name = _default_name(func)
         found = _functions.setdefault(key, found)
-    return found, extra if portable else {}
+    return found, extra if found.callee("cpu") is apply else {}
 
 
 def _is_portable(func: Callable[..., Any]) -> bool:

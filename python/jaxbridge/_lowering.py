@@ -71,7 +71,7 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
     if platform not in ("cpu", "cuda"):
         raise PlatformError(
             f"{site.name}: jaxbridge runs on cpu and cuda, not on {platform}; put the call on the CPU "
-            f'with jax.jit(f, device=jax.devices("cpu")[0]) or jax.default_device'
+            f'with jax.default_device(jax.devices("cpu")[0])'
         )
     site.function_on(platform)
     framework = site.framework_on(platform)

@@ -21,6 +21,11 @@ def _no_cuda() -> str | None:
     return None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Numba warns of every small grid, and small ones are quick.
+    config.addinivalue_line("filterwarnings", "ignore:.*Grid size")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = _no_cuda()
     if reason is None:

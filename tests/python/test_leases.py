@@ -396,23 +396,6 @@ def test_a_view_kept_by_a_function_that_raises_is_a_note(x, kept):
     assert "kept a view of argument 0" in caught.value.__notes__[0]
 
 
-def test_a_closure_that_escapes_with_the_exception_reads_no_stale_memory(x, kept):
-    def fn(v):
-        def later():
-            return v[0]
-
-        def now():
-            return v[99], later
-
-        kept.append(later)
-        now()
-
-    with pytest.raises(IndexError):
-        jaxbridge.call(fn, F32)(x)
-    with pytest.raises(NameError):
-        kept[0]()
-
-
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_locals_of_the_callee_die_with_the_call(x, jit):
     refs = []

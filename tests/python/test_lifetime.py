@@ -175,41 +175,21 @@ def test_named_ones_live_on(x, size, collected):
     assert size() == 2 and alive(refs) == 2
 
 
-def test_registrations_do_not_grow_with_retraces(x, size, collected):
-    """New shapes, new jit objects, new Functions of equal content."""
-    f = jaxbridge.call(make()[0], like)
-    for n in range(1, 37):
-        jax.jit(lambda v: f(v[:1] * jnp.ones(4)))(jnp.ones(n))
-    assert size() == 1
-    for _ in range(36):
-        jax.jit(lambda v: jaxbridge.call(lambda u: u + 1, like)(v))(x)
+def test_equal_functions_share_a_registration(x, size, collected):
+    keep = []
+    for _ in range(5):
+        keep.append(jax.jit(lambda v: jaxbridge.call(lambda u: u + 1, like)(v)))
+        keep[-1](x)
         jaxbridge.call(lambda u: u + 1, like)(x)
-    assert size() <= 3
+    assert size() == 2  # two lambdas
     captured = [1]
-    for _ in range(36):
-        jax.jit(lambda v: jaxbridge.call(lambda u: u + captured[0], like)(v))(x)
+    for _ in range(5):
+        keep.append(jax.jit(lambda v: jaxbridge.call(lambda u: u + captured[0], like)(v)))
+        keep[-1](x)
+    assert size() == 7  # what they capture can change
+    del keep
     collected()
     assert size() == 0
-
-
-def test_a_thousand_closures_with_big_arrays(size, collected):
-    refs = []
-
-    def program(i):
-        big = np.zeros(250_000, np.float32).view(Array)  # 1 MB
-
-        def fn(v):
-            return v + big[i]
-
-        refs.append(weakref.ref(big))
-        return jax.jit(jaxbridge.call(fn, like)).lower(jnp.float32(1))
-
-    # Lowered, not compiled: a thousand times the compiler would take a minute.
-    programs = [program(i) for i in range(1000)]
-    assert size() == 1000
-    del programs
-    collected()
-    assert alive(refs) == 0 and size() == 0
 
 
 def test_statics_live_as_long_as_the_function(x, collected):

@@ -106,9 +106,10 @@ class NumbaAdapter(NumpyAdapter):
         def view(buffer: "_core.Buffer") -> Any:
             # Every view of a view has a memory pointer with the same owner. Without a stream of its
             # own, so that copies to the host wait, and are in order with kernels.
+            pointer = buffer.pointer
             memory = cuda.MemoryPointer(
                 cuda.gpus[buffer.ordinal].get_primary_context(),
-                ctypes.c_void_p(buffer.pointer),
+                ctypes.c_void_p(pointer) if pointer else 0,  # its .value is None for a null pointer
                 nbytes,
                 owner=buffer,
             )
