@@ -76,6 +76,10 @@ class Stats:
         self.live: set[Registration] = set()
         self.ended_calls = 0
 
+    def calls(self) -> int:
+        with _registration_lock:
+            return self.ended_calls + sum(r.target.calls for r in self.live)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CallSite:

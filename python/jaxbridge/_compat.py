@@ -176,6 +176,20 @@ def forget_failed_effects() -> None:
         _dispatch.runtime_tokens.clear()
 
 
+def keep_alive(ctx: Any, thing: Any) -> None:
+    """Keeps `thing` as long as the executable that a lowering is for, and as long as that runs.
+
+    A keepalive of JAX's lives as long as the executable's Python object. On the CPU a run can outlive
+    that: `jax.jit(lambda x: ...)(x)` gives it up with the lambda, when a long program has just begun.
+    A host callback belongs to the executable that XLA runs. This one is never called. On CUDA a run
+    has called us before it is dispatched, and a host callback would slow dispatch down.
+    """
+    if "cpu" in lowering_platforms(ctx):
+        ctx.module_context.add_host_callback(lambda *_, thing=thing: None)
+    else:
+        ctx.module_context.add_keepalive(thing)
+
+
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:
     """From the names of XLA's element types to dtype objects, where NumPy and ml_dtypes have them."""
     table: dict[str, Any] = {}

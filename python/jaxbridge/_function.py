@@ -412,7 +412,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         Returns:
             calls: how often XLA called it.
         """
-        return {"calls": self.counts.ended_calls + sum(r.target.calls for r in self.counts.live)}
+        return {"calls": self.counts.calls()}
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""

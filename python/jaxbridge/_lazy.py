@@ -245,7 +245,7 @@ def _call_for_unknown(
     outs = []
     for value, (shape, dtype) in zip(values, results, strict=True):
         if isinstance(value, np.ndarray):
-            out = jnp.asarray(value, device=done.device if done.committed else None)
+            out = jax.device_put(value, done.device if done.committed else None)
         else:
             out = jax.dlpack.from_dlpack(value)
         lengths_fit = all(n in (None, m) for n, m in zip(shape, out.shape, strict=False))

@@ -56,7 +56,7 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         )
     hold = site.hold()
     if not hold.is_durable and not is_export:
-        ctx.module_context.add_keepalive(hold)
+        _compat.keep_alive(ctx, hold)
     # Who runs an exported program looks the function up by what it is.
     key = site.key if is_export else hold.registration.key
     rule = jax.ffi.ffi_lowering(

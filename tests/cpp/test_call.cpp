@@ -229,204 +229,105 @@ TEST_P(malformed_frame, is_an_error_that_says_what_is_wrong) {
 constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 constexpr auto old_runtime = "does not speak the FFI version that jaxbridge was built for";
 
-#define SPOIL [](frame_builder & b [[maybe_unused]], ffi::call_frame & frame [[maybe_unused]])
+// What to do to the frame: an expression.
+#define SPOIL(...) \
+  [](frame_builder& b [[maybe_unused]], ffi::call_frame& frame [[maybe_unused]]) { __VA_ARGS__; }
 
-const fault faults[] = {
-    {"frame_too_short", SPOIL{frame.struct_size = offsetof(ffi::call_frame, attrs);
-}  // namespace
-, "malformed XLA call frame: struct_size 120, expected at least 168"
-}
-, {"frame_too_short_says_why", SPOIL{frame.struct_size = 0;
-}
-, old_runtime
-}
-,
+const fault frame_faults[] = {
+    {"frame_too_short", SPOIL(frame.struct_size = offsetof(ffi::call_frame, attrs)),
+     "malformed XLA call frame: struct_size 120, expected at least 168"},
+    {"frame_too_short_says_why", SPOIL(frame.struct_size = 0), old_runtime},
+    {"operands_too_short", SPOIL(frame.args.struct_size = 8),
+     "operands have struct_size 8, expected at least 40"},
+    {"operands_negative", SPOIL(frame.args.size = -1), "operands have size -1"},
+    {"operands_too_many", SPOIL(frame.args.size = most), "operands have size 9223372036854775807"},
+    {"operands_without_entries", SPOIL(frame.args.args = nullptr),
+     "operands have size 2 but no entries"},
+    {"operands_without_types", SPOIL(frame.args.types = nullptr),
+     "operands have size 2 but no entries"},
+    {"results_too_short", SPOIL(frame.rets.struct_size = 39),
+     "results have struct_size 39, expected at least 40"},
+    {"results_negative", SPOIL(frame.rets.size = -7), "results have size -7"},
+    {"results_too_many", SPOIL(frame.rets.size = most), "results have size 9223372036854775807"},
+    {"results_without_entries", SPOIL(frame.rets.rets = nullptr),
+     "results have size 1 but no entries"},
+    {"results_without_types", SPOIL(frame.rets.types = nullptr),
+     "results have size 1 but no entries"},
+    {"table_null", SPOIL(frame.api = nullptr), "no table of functions"},
+    {"table_too_short", SPOIL(b.api().struct_size = fake_xla::size_before_stream),
+     "no table of functions"},
+    {"device_fails", SPOIL(b.context().ordinal_error = "no device here"),
+     "XLA names no device for this call: no device here", status_code::internal},
+    {"stream_fails", SPOIL(b.context().stream_error = "no stream here"),
+     "XLA gives no stream for this call: no stream here", status_code::internal, platform::cuda},
+};
 
-    {"operands_too_short", SPOIL{frame.args.struct_size = 8;
-}
-, "operands have struct_size 8, expected at least 40"
-}
-, {"operands_negative", SPOIL{frame.args.size = -1;
-}
-, "operands have size -1"
-}
-, {"operands_too_many", SPOIL{frame.args.size = most;
-}
-, "operands have size 9223372036854775807"
-}
-, {"operands_without_entries", SPOIL{frame.args.args = nullptr;
-}
-, "operands have size 2 but no entries"
-}
-, {"operands_without_types", SPOIL{frame.args.types = nullptr;
-}
-, "operands have size 2 but no entries"
-}
-, {"results_too_short", SPOIL{frame.rets.struct_size = 39;
-}
-, "results have struct_size 39, expected at least 40"
-}
-, {"results_negative", SPOIL{frame.rets.size = -7;
-}
-, "results have size -7"
-}
-, {"results_too_many", SPOIL{frame.rets.size = most;
-}
-, "results have size 9223372036854775807"
-}
-, {"results_without_entries", SPOIL{frame.rets.rets = nullptr;
-}
-, "results have size 1 but no entries"
-}
-, {"results_without_types", SPOIL{frame.rets.types = nullptr;
-}
-, "results have size 1 but no entries"
-}
-,
+const fault buffer_faults[] = {
+    {"operand_type", SPOIL(b.operand_types()[1] = static_cast<ffi::argument_type>(2)),
+     "operand 1 is not a buffer (type 2)"},
+    {"operand_null", SPOIL(b.operand_entries()[0] = nullptr), "operand 0 is not a buffer (type 1)"},
+    {"result_type", SPOIL(b.result_types()[0] = static_cast<ffi::return_type>(-3)),
+     "result 0 is not a buffer (type -3)"},
+    {"result_null", SPOIL(b.result_entries()[0] = nullptr), "result 0 is not a buffer (type 1)"},
+    {"too_short", SPOIL(b.raw_operand_at(1).struct_size = 40),
+     "operand 1 has struct_size 40, expected at least 48"},
+    {"rank_negative", SPOIL(b.raw_operand_at(0).rank = -1), "operand 0 has rank -1"},
+    {"without_extents", SPOIL(b.raw_operand_at(0).dims = nullptr),
+     "operand 0 has rank 2 but no extents"},
+    {"extent_negative", SPOIL(b.raw_result_at(0).dims[0] = -4), "result 0 has extent -4"},
+    {"extent_negative_beside_0",
+     SPOIL(b.raw_operand_at(0).dims[0] = 0, b.raw_operand_at(0).dims[1] = -1),
+     "operand 0 has extent -1"},
+    {"without_memory", SPOIL(b.raw_operand_at(1).data = nullptr),
+     "operand 1 has elements but no memory"},
+    {"size_overflows", SPOIL(b.raw_operand_at(0).dims[0] = most),
+     "operand 0 is larger than the address space"},
+    {"size_wraps_to_0",
+     SPOIL(b.raw_operand_at(0).dims[0] = std::int64_t{1} << 62, b.raw_operand_at(0).dims[1] = 8),
+     "operand 0 is larger than the address space"},
+    {"size_is_most_of_64_bits",
+     SPOIL(b.raw_operand_at(0).dtype = static_cast<int>(dtype::uint1),
+           b.raw_operand_at(0).dims[0] = most, b.raw_operand_at(0).dims[1] = 2),
+     "operand 0 is larger than the address space"},
+    {"element_type_unknown", SPOIL(b.raw_operand_at(0).dtype = 34),
+     "operand 0 has an element type that jaxbridge does not know (XLA's number 34); cast it before "
+     "the call",
+     status_code::unimplemented},
+    {"element_type_token", SPOIL(b.raw_result_at(0).dtype = 17),
+     "result 0 has an element type that jaxbridge does not know (XLA's number 17)",
+     status_code::unimplemented},
+    {"element_type_negative", SPOIL(b.raw_result_at(0).dtype = -1), "(XLA's number -1)",
+     status_code::unimplemented},
+};
 
-    {"operand_type", SPOIL{b.operand_types()[1] = static_cast<ffi::argument_type>(2);
-}
-, "operand 1 is not a buffer (type 2)"
-}
-, {"operand_null", SPOIL{b.operand_entries()[0] = nullptr;
-}
-, "operand 0 is not a buffer (type 1)"
-}
-, {"result_type", SPOIL{b.result_types()[0] = static_cast<ffi::return_type>(-3);
-}
-, "result 0 is not a buffer (type -3)"
-}
-, {"result_null", SPOIL{b.result_entries()[0] = nullptr;
-}
-, "result 0 is not a buffer (type 1)"
-}
-,
+const fault attribute_faults[] = {
+    {"too_short", SPOIL(frame.attrs.struct_size = 32),
+     "attributes have struct_size 32, expected at least 48"},
+    {"negative", SPOIL(frame.attrs.size = -2), "attributes have size -2"},
+    {"without_entries", SPOIL(frame.attrs.attrs = nullptr),
+     "attributes have size 2 but no entries"},
+    {"without_types", SPOIL(frame.attrs.types = nullptr), "attributes have size 2 but no entries"},
+    {"without_names", SPOIL(frame.attrs.names = nullptr), "attributes have no names"},
+    {"none", SPOIL(frame.attrs.size = 0), "no attribute 'key' (int64)"},
+    {"no_key", SPOIL(frame.attrs = b.attributes().remove("key").build()),
+     "no attribute 'key' (int64) or no 'spec' (string)"},
+    {"no_spec", SPOIL(frame.attrs = b.attributes().remove("spec").build()),
+     "no attribute 'key' (int64) or no 'spec' (string)"},
+    {"key_of_another_type",
+     SPOIL(frame.attrs = b.attributes().scalar("key", std::uint64_t{1}).build()),
+     "no attribute 'key' (int64)"},
+    {"key_is_a_string", SPOIL(frame.attrs = b.attributes().string("key", "1").build()),
+     "no attribute 'key' (int64)"},
+    {"spec_is_a_number", SPOIL(frame.attrs = b.attributes().scalar("spec", 1.0).build()),
+     "no 'spec' (string)"},
+};
 
-    {"buffer_too_short", SPOIL{b.raw_operand_at(1).struct_size = 40;
-}
-, "operand 1 has struct_size 40, expected at least 48"
-}
-, {"buffer_rank_negative", SPOIL{b.raw_operand_at(0).rank = -1;
-}
-, "operand 0 has rank -1"
-}
-, {"buffer_without_extents", SPOIL{b.raw_operand_at(0).dims = nullptr;
-}
-, "operand 0 has rank 2 but no extents"
-}
-, {"buffer_extent_negative", SPOIL{b.raw_result_at(0).dims[0] = -4;
-}
-, "result 0 has extent -4"
-}
-, {"buffer_extent_negative_beside_0", SPOIL{b.raw_operand_at(0).dims[0] = 0;
-b.raw_operand_at(0).dims[1] = -1;
-}
-, "operand 0 has extent -1"
-}
-, {"buffer_without_memory", SPOIL{b.raw_operand_at(1).data = nullptr;
-}
-, "operand 1 has elements but no memory"
-}
-, {"buffer_size_overflows", SPOIL{b.raw_operand_at(0).dims[0] = most;
-}
-, "operand 0 is larger than the address space"
-}
-, {"buffer_size_is_most_of_64_bits",
-   SPOIL{b.raw_operand_at(0).dtype = static_cast<int>(dtype::uint1);
-b.raw_operand_at(0).dims[0] = most;
-b.raw_operand_at(0).dims[1] = 2;
-}
-, "operand 0 is larger than the address space"
-}
-,
+std::string fault_name(const testing::TestParamInfo<fault>& test) { return test.param.name; }
 
-    {"element_type_unknown", SPOIL{b.raw_operand_at(0).dtype = 34;
-}
-,
-    "operand 0 has an element type that jaxbridge does not know (XLA's number 34); cast it before "
-    "the call",
-    status_code::unimplemented
-}
-, {"element_type_token", SPOIL{b.raw_result_at(0).dtype = 17;
-}
-, "result 0 has an element type that jaxbridge does not know (XLA's number 17)",
-    status_code::unimplemented
-}
-, {"element_type_negative", SPOIL{b.raw_result_at(0).dtype = -1;
-}
-, "(XLA's number -1)", status_code::unimplemented
-}
-,
-
-    {"attributes_too_short", SPOIL{frame.attrs.struct_size = 32;
-}
-, "attributes have struct_size 32, expected at least 48"
-}
-, {"attributes_negative", SPOIL{frame.attrs.size = -2;
-}
-, "attributes have size -2"
-}
-, {"attributes_without_entries", SPOIL{frame.attrs.attrs = nullptr;
-}
-, "attributes have size 2 but no entries"
-}
-, {"attributes_without_types", SPOIL{frame.attrs.types = nullptr;
-}
-, "attributes have size 2 but no entries"
-}
-, {"attributes_without_names", SPOIL{frame.attrs.names = nullptr;
-}
-, "attributes have no names"
-}
-, {"attributes_none", SPOIL{frame.attrs.size = 0;
-}
-, "no attribute 'key' (int64)"
-}
-, {"attributes_no_key", SPOIL{frame.attrs = b.attributes().remove("key").build();
-}
-, "no attribute 'key' (int64) or no 'spec' (string)"
-}
-, {"attributes_no_spec", SPOIL{frame.attrs = b.attributes().remove("spec").build();
-}
-, "no attribute 'key' (int64) or no 'spec' (string)"
-}
-, {"attributes_key_of_another_type",
-   SPOIL{frame.attrs = b.attributes().scalar("key", std::uint64_t{1}).build();
-}
-, "no attribute 'key' (int64)"
-}
-, {"attributes_key_is_a_string", SPOIL{frame.attrs = b.attributes().string("key", "1").build();
-}
-, "no attribute 'key' (int64)"
-}
-, {"attributes_spec_is_a_number", SPOIL{frame.attrs = b.attributes().scalar("spec", 1.0).build();
-}
-, "no 'spec' (string)"
-}
-,
-
-    {"table_null", SPOIL{frame.api = nullptr;
-}
-, "no table of functions"
-}
-, {"table_too_short", SPOIL{b.api().struct_size = fake_xla::size_before_stream;
-}
-, "no table of functions"
-}
-, {"device_fails", SPOIL{b.context().ordinal_error = "no device here";
-}
-, "XLA names no device for this call: no device here", status_code::internal
-}
-, {"stream_fails", SPOIL{b.context().stream_error = "no stream here";
-}
-, "XLA gives no stream for this call: no stream here", status_code::internal, platform::cuda
-}
-,
-}
-;
-
-INSTANTIATE_TEST_SUITE_P(, malformed_frame, testing::ValuesIn(faults),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(frame, malformed_frame, testing::ValuesIn(frame_faults), fault_name);
+INSTANTIATE_TEST_SUITE_P(buffers, malformed_frame, testing::ValuesIn(buffer_faults), fault_name);
+INSTANTIATE_TEST_SUITE_P(attributes, malformed_frame, testing::ValuesIn(attribute_faults),
+                         fault_name);
 
 TEST(call_memory, is_used_again_by_the_next_call) {
   const any_buffer* first = nullptr;

@@ -5,6 +5,8 @@ import functools
 import subprocess
 import sys
 import textwrap
+import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,15 @@ F32 = jax.ShapeDtypeStruct((), jnp.float32)
 
 def like(x, *rest):
     return x
+
+
+def mesh_of(axis_type):
+    return jax.make_mesh((2,), ("i",), axis_types=(axis_type,))
+
+
+def mapped(fn, in_specs, out_specs, **options):
+    mesh = mesh_of(AxisType.Auto)
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
 
 
 # A function of the module is a named one, which can be exported.
@@ -84,11 +95,6 @@ def _custom_vmap(log):
     return f
 
 
-def _on_two_devices(fn):
-    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
-    return jax.shard_map(fn, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-
-
 def _disabled(log, v):
     with jax.disable_jit():
         return jax.jit(lambda u: (log(u), u)[1])(v)
@@ -148,7 +154,7 @@ EFFECTFUL = {
     "custom_vmap": (lambda log, v: _custom_vmap(log)(v), 1),
     "vmap of custom_vmap": (lambda log, v: jax.vmap(_custom_vmap(log))(jnp.stack([v] * 3)), 1),
     "shard_map": (
-        lambda log, v: _on_two_devices(lambda u: (log(u[0]), u)[1])(jnp.stack([v] * 2)),
+        lambda log, v: mapped(lambda u: (log(u[0]), u)[1], P("i"), P("i"))(jnp.stack([v] * 2)),
         2,
     ),
 }
@@ -164,3 +170,424 @@ def test_a_call_without_results_is_kept(way, jit, x):
     jax.block_until_ready((jax.jit(program) if jit else program)(x))
     jax.effects_barrier()
     assert len(seen) == count
+
+
+def test_a_call_with_results_that_is_kept(x):
+    seen = []
+
+    def work(v):
+        seen.append(1)
+        return v
+
+    kept = jaxbridge.call(work, like, has_side_effect=True)
+    dropped = jaxbridge.call(work, like)
+    jax.jit(lambda v: (kept(v), dropped(v), v)[2])(x).block_until_ready()
+    jax.effects_barrier()
+    assert len(seen) == 1
+
+
+def test_the_backward_pass_of_a_checkpoint_runs_it_again_at_most(x):
+    seen = []
+    log = jaxbridge.call(lambda v: seen.append(1), ())
+    jax.jit(jax.grad(jax.checkpoint(lambda v: (log(v), jnp.sin(v))[1])))(x).block_until_ready()
+    jax.effects_barrier()
+    assert len(seen) in (1, 2)
+
+
+# ---- manual axes ---------------------------------------------------------------------------------
+
+
+def varying(aval):
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma
+
+
+multiply = jaxbridge.call(lambda a, b: a * b, like)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["", "in jit"])
+def test_operands_are_brought_to_the_union_of_their_axes(jit):
+    seen = []
+
+    def body(v, w):
+        y = multiply(v, w)
+        seen.append(varying(jax.typeof(y)))
+        z = multiply(w, v)
+        seen.append(varying(jax.typeof(z)))
+        # A constant of the program varies over nothing.
+        seen.append(varying(jax.typeof(multiply(v, np.ones(2, np.float32)))))
+        seen.append(varying(jax.typeof(multiply(w, w))))
+        return y + z
+
+    f = mapped(body, (P("i"), P()), P("i"), check_vma=True)
+    v = jnp.arange(4.0)
+    y = (jax.jit(f) if jit else f)(v, jnp.float32([2, 3]))
+    np.testing.assert_array_equal(y, [0, 6, 8, 18])
+    assert seen == [{"i"}, {"i"}, {"i"}, set()]
+
+
+def test_axes_of_two_operands_on_two_axes():
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("i", "j"))
+    seen = []
+
+    def body(v, w):
+        y = multiply(v, w)
+        seen.append(varying(jax.typeof(y)))
+        return y
+
+    f = jax.shard_map(body, mesh=mesh, in_specs=(P("i"), P("j")), out_specs=P(("i", "j")))
+    y = jax.jit(f)(jnp.arange(4.0), jnp.float32([2, 3]))
+    np.testing.assert_array_equal(y, [0, 3, 4, 9])
+    # Some versions leave out of the type an axis of size 1.
+    assert seen[0] in ({"i", "j"}, {"i"})
+
+
+def test_axes_of_some_alone_are_manual():
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("i", "j"))
+    f = jax.shard_map(
+        multiply, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"), axis_names={"i"}
+    )
+    y = jax.jit(f)(jnp.arange(4.0), jnp.float32([2, 3]))
+    np.testing.assert_array_equal(y, [0, 3, 4, 9])
+
+
+def test_without_the_check_of_axes():
+    f = mapped(multiply, (P("i"), P()), P("i"), check_vma=False)
+    y = jax.jit(f)(jnp.arange(4.0), jnp.float32([2, 3]))
+    np.testing.assert_array_equal(y, [0, 3, 4, 9])
+
+
+def test_without_operands():
+    ones = jaxbridge.call(lambda: np.ones(2, np.float32), jax.ShapeDtypeStruct((2,), jnp.float32))
+    f = mapped(lambda v: v + ones(), P("i"), P("i"))
+    np.testing.assert_array_equal(jax.jit(f)(jnp.arange(4.0)), [1, 2, 3, 4])
+
+
+def test_refs_inside_shard_map():
+    add = jaxbridge.call(lambda r, v: r.__iadd__(v), ())
+
+    def body(v, w):
+        ref = jax.new_ref(v)
+        add(ref, w)
+        return ref[...]
+
+    y = jax.jit(mapped(body, (P("i"), P()), P("i")))(jnp.arange(4.0), jnp.float32([2, 3]))
+    np.testing.assert_array_equal(y, [2, 4, 4, 6])
+
+
+def _vary(x):
+    """As an operand that differs between the devices: a custom_vjp needs that said before it."""
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, "i", to="varying")
+    return jax.lax.pvary(x, "i")
+
+
+def _product(kind, check):
+    """v * w, by way of an external function with a rule for the derivative."""
+    if kind == "JAX's own":
+        return lambda v, w: v * w
+    if kind == "custom_jvp":
+        f = jax.custom_jvp(lambda v, w: multiply(v, w))
+
+        @f.defjvp
+        def _(primals, tangents):
+            (v, w), out = primals, multiply(*primals)
+            return out, out * (tangents[0] / v + tangents[1] / w)
+
+        return f
+    f = jax.custom_vjp(lambda v, w: multiply(v, w))
+
+    def fwd(v, w):
+        out = multiply(v, w)
+        return out, (out / v, out / w)
+
+    f.defvjp(fwd, lambda r, ct: (multiply(ct, r[0]), multiply(ct, r[1])))
+    return lambda v, w: f(v, _vary(w) if check else w)
+
+
+# w is the same on both devices: its cotangent is a sum over them.
+@pytest.mark.parametrize("kind", ["JAX's own", "custom_jvp", "custom_vjp"])
+@pytest.mark.parametrize("where, check", [("outside", False), ("outside", True), ("inside", True)])
+def test_gradient_through_shard_map(kind, where, check):
+    v, w = jnp.arange(1.0, 5), jnp.float32([2, 3])
+    product = _product(kind, check)
+
+    def total(v, w):
+        return jax.lax.psum(jnp.sum(product(v, w) ** 2), "i")
+
+    if where == "outside":
+        f = jax.grad(mapped(total, (P("i"), P()), P(), check_vma=check), (0, 1))
+    else:
+        f = mapped(jax.grad(total, (0, 1)), (P("i"), P()), (P("i"), P()), check_vma=check)
+    dv, dw = jax.jit(f)(v, w)
+    np.testing.assert_allclose(dv, [2 * 4 * 1, 2 * 9 * 2, 2 * 4 * 3, 2 * 9 * 4], rtol=1e-6)
+    np.testing.assert_allclose(dw, [2 * 2 * (1 + 9), 2 * 3 * (4 + 16)], rtol=1e-6)
+
+
+def test_a_sum_that_is_yet_to_be_made_is_refused_inside_shard_map():
+    mesh = mesh_of(AxisType.Explicit)
+    v = jnp.arange(8.0).reshape(4, 2)
+
+    def partial_sums(v):
+        return jnp.einsum("ij,ik->jk", v, v, out_sharding=P(unreduced={"i"}))
+
+    with jax.set_mesh(mesh):
+        sums = jax.jit(partial_sums)(jax.device_put(v, P("i")))
+        square = jaxbridge.call(lambda a: a * a, like)
+        # Outside, XLA makes the sum.
+        np.testing.assert_array_equal(jax.jit(square)(sums), (v.T @ v) ** 2)
+        f = jax.shard_map(
+            square, in_specs=P(unreduced={"i"}), out_specs=P(unreduced={"i"}), check_vma=True
+        )
+        if _compat.jax_version < (0, 8, 3):
+            return  # its types do not tell it from a value that varies
+        with pytest.raises(TypeError, match="yet to be summed over i"):
+            jax.jit(f)(sums)
+
+
+# ---- the abstract value of a result --------------------------------------------------------------
+
+
+def test_results_with_an_explicit_mesh():
+    v = jnp.arange(8.0).reshape(4, 2)
+    f = jaxbridge.call(lambda a: a + 1, like, vmap_method="broadcast_all")
+    ref = jax.new_ref(v)
+
+    def add(r, a):
+        r += a
+
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        w = jax.device_put(v, P("i"))
+        assert jax.typeof(w).sharding.spec == P("i", None)
+        seen = []
+
+        def program(a):
+            b = f(a)
+            seen.append(jax.typeof(b).sharding)
+            jaxbridge.call(add, ())(ref, a)
+            return b, a * b, jax.vmap(f)(a)
+
+        for y, z, u in (jax.jit(program)(w), program(w)):
+            np.testing.assert_array_equal(y, v + 1)
+            np.testing.assert_array_equal(z, v * (v + 1))
+            np.testing.assert_array_equal(u, v + 1)
+        # An external function sees whole arrays: what it returns is on every device.
+        assert [s.spec for s in seen] == [P(None, None)] * 2
+        assert all(s.mesh.axis_names == ("i",) for s in seen)
+    np.testing.assert_array_equal(ref[...], 3 * v)
+
+
+def test_results_on_two_meshes_that_are_not_explicit():
+    devices = np.array(jax.devices()[:2])
+    v = jnp.arange(4.0)
+    a = jax.device_put(v, NamedSharding(Mesh(devices, "i"), P("i")))
+    b = jax.device_put(v, NamedSharding(Mesh(devices, "j"), P()))
+    np.testing.assert_array_equal(jax.jit(multiply)(a, b), v * v)
+
+
+def test_results_have_nothing_else_of_an_operand(x):
+    seen = []
+
+    def program(v):
+        on_host = jax.device_put(v, jax.memory.Space.Host)
+        assert jax.typeof(on_host).memory_space == jax.memory.Space.Host
+        seen.append(jax.typeof(multiply(on_host, v)))
+        weak = jnp.asarray(2.0)
+        seen.append(jax.typeof(multiply(weak, v)))
+
+    jax.jit(program)(x)
+    assert [a.memory_space for a in seen] == [jax.memory.Space.Device] * 2
+    assert [a.weak_type for a in seen] == [False, False]
+
+
+# ---- Refs ----------------------------------------------------------------------------------------
+
+
+def test_refs_are_told_from_arrays(x):
+    ref = jax.new_ref(jnp.zeros((2, 3), jnp.int32))
+    seen = []
+
+    def look(r, v):
+        for a in (r, ref, v):
+            seen.append((_compat.is_ref(a), _compat.is_concrete_ref(a)))
+        aval = _compat.ref_value_aval(r)
+        assert (aval.shape, aval.dtype) == ((2, 3), jnp.int32)
+        return v
+
+    look(ref, x)
+    assert seen == [(True, True), (True, True), (False, False)]
+    seen.clear()
+    # `ref` itself is closed over: still the Ref that exists.
+    jax.jit(look)(jax.new_ref(ref[...]), x)
+    assert seen == [(True, False), (True, True), (False, False)]
+
+    seen.clear()
+    jax.jit(lambda: jax.lax.scan(lambda c, v: (look(jax.new_ref(v), c), None), x, ref[...][None]))()
+    assert (True, False) in seen
+
+    for other in (None, 1, "text", np.zeros(2), F32, jax.random.key(0), ref[...]):
+        assert not _compat.is_ref(other)
+        assert not _compat.is_concrete_ref(other)
+
+
+def run_apart(program, timeout=120):
+    """Runs a program that could hang in a process of its own; returns what it prints."""
+    head = "import time, jax, jax.numpy as jnp, numpy as np, jaxbridge\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+# jaxlib before 0.9 waits for the run while it holds the GIL: where a run goes on after its dispatch.
+@pytest.mark.parametrize("why", ["long", "on two devices"])
+def test_a_ref_in_a_run_that_goes_on_does_not_hang(why):
+    out = run_apart(f"""
+        P = jax.sharding.PartitionSpec
+
+        def slow(a):
+            time.sleep(0.002)
+            a += 1
+
+        add = jaxbridge.call(slow, lambda a: a, inout={{0: 0}})
+        zero, big = jnp.zeros((4, 2)), jnp.ones((600, 600))
+        if {why == "on two devices"}:
+            mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "i")
+            zero = jax.device_put(zero, jax.sharding.NamedSharding(mesh, P("i")))
+        ref = jax.new_ref(zero)
+
+        @jax.jit
+        def step(big):
+            value = ref[...]
+            if {why == "long"}:
+                for _ in range(3):
+                    big = big @ big * 0
+                value += big[0, 0]
+            ref[...] = add(value)
+
+        for _ in range(40):
+            step(big)
+        print(float(ref[0, 0]))
+    """)
+    assert out == ["40.0"]
+
+
+# ---- lowering ------------------------------------------------------------------------------------
+
+
+def test_a_function_lives_as_long_as_a_run(collected):
+    started = threading.Event()
+    go_on = threading.Event()
+
+    def wait(v):
+        started.set()
+        assert go_on.wait(30)
+        return v
+
+    def run():
+        # On two devices, so that dispatch does not wait.
+        first, second = (jaxbridge.call(f, like) for f in (wait, lambda v: v + 1))
+        f = jax.jit(mapped(lambda v: second(first(v)), P("i"), P("i")))
+        return f(jnp.arange(4.0))
+
+    y = run()
+    assert started.wait(30)
+    collected()
+    go_on.set()
+    np.testing.assert_array_equal(y, [1, 2, 3, 4])
+
+
+def test_a_function_ends_with_its_executables(x, collected):
+    class Thing:
+        pass
+
+    def run():
+        thing = Thing()
+        f = jaxbridge.call(lambda v: (v, thing)[0], like)
+        jax.jit(lambda v: f(v))(x).block_until_ready()
+        return weakref.ref(thing)
+
+    end = run()
+    collected()
+    assert end() is None
+
+
+def test_beside_callbacks_of_jax(x):
+    # Both put themselves into the list of an executable's host callbacks.
+    add = jaxbridge.call(lambda v: v + 1, like)
+
+    def theirs(v):
+        return jax.pure_callback(lambda a: np.asarray(a) * 3, F32, v)
+
+    y = jax.jit(lambda v: add(theirs(add(theirs(v)))))(x)
+    assert float(y) == (2 * 3 + 1) * 3 + 1
+
+
+def export(f, *args, **options):
+    return jax.export.export(f, disabled_checks=jaxbridge.export_checks(), **options)(*args)
+
+
+def test_export_is_known_where_it_is_lowered_for(x):
+    named = jax.jit(jaxbridge.call(double, like))
+    data = export(named, x).serialize()
+    assert float(jax.export.deserialize(data).call(x)) == 4
+    anonymous = jax.jit(jaxbridge.call(lambda v: v * 2, like))
+    with pytest.raises(NotImplementedError, match="anonymous function cannot be exported"):
+        export(anonymous, x)
+    assert float(anonymous(x)) == 4
+
+
+def test_platforms_of_a_lowering(x):
+    def lower(f, *platforms):
+        return jax.jit(f).trace(x).lower(lowering_platforms=platforms)
+
+    on_cpu = jaxbridge.call({"cpu": double}, like)
+    on_cuda = jaxbridge.call({"cuda": double}, like, framework="numpy")
+    lower(on_cpu, "cpu")
+    lower(on_cuda, "cuda")
+    for f, missing in ((on_cpu, "cuda"), (on_cuda, "cpu")):
+        with pytest.raises(jaxbridge.errors.PlatformError, match=f"none for {missing}"):
+            lower(f, "cpu", "cuda")
+
+    # Each branch is lowered for its own platform alone.
+    def either(v):
+        return jax.lax.platform_dependent(v, cpu=on_cpu, cuda=on_cuda)
+
+    assert lower(either, "cpu", "cuda").as_text().count("@jaxbridge.call") == 2
+    assert float(jax.jit(either)(x)) == 4
+    both = export(jax.jit(either), x, platforms=("cpu", "cuda"))
+    assert both.platforms == ("cpu", "cuda")
+    assert float(both.call(x)) == 4
+
+
+def test_platforms_of_this_process():
+    here = {d.platform for d in jax.devices()}
+    assert "cpu" in _compat.local_platforms()
+    assert {"cuda" if p == "gpu" else p for p in here} <= _compat.local_platforms()
+
+
+# ---- dtypes --------------------------------------------------------------------------------------
+
+
+def test_dtypes_by_name():
+    table = _compat.dtype_table(_core.dtype_names())
+    assert all(dtype.name == name for name, dtype in table.items())
+    # ml_dtypes has these in its newer releases alone.
+    assert set(_core.dtype_names()) - set(table) <= {"int1", "uint1"}
+    for name in ("bool", "bfloat16", "float8_e4m3fn", "int4", "complex64"):
+        assert table[name] == jnp.zeros((), name).dtype
+    assert table["bfloat16"].type is ml_dtypes.bfloat16
+
+
+def test_keys_are_told_from_arrays():
+    key = jax.random.key(0)
+    seen = []
+    jax.jit(lambda k: seen.append(_compat.is_key_array(k)))(key)
+    assert seen == [True]
+    assert _compat.is_key_array(key)
+    for other in (jax.random.key_data(key), np.zeros(2), np.zeros(1, "O"), "text", None, 1):
+        assert not _compat.is_key_array(other)

@@ -13,10 +13,10 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
-import processes
 import pytest
 
 import jaxbridge
+import processes
 from jaxbridge import _adapters, _errors, errors
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -175,6 +175,22 @@ def test_eager_does_not_depend_on_size_or_results(size, results):
     with pytest.raises(Stubborn):
         jaxbridge.call(fail, results)(jnp.zeros(size))
     jax.effects_barrier()
+
+
+@pytest.mark.parametrize("results", [like, ()], ids=["result", "logger"])
+def test_eager_waits_for_operands_that_are_still_computed(results):
+    """Otherwise the function runs later and its exception comes as JAX's, somewhere else."""
+
+    def fail(v):
+        raise Stubborn(1, reason="r")
+
+    slow = jax.jit(lambda v: v @ v @ v @ v)
+    v = jnp.ones((500, 500))
+    jax.block_until_ready(slow(v))
+    f = jaxbridge.call(fail, results)
+    for _ in range(5):
+        with pytest.raises(Stubborn):
+            f(slow(v))
 
 
 def test_eager_with_ref(x):
@@ -342,7 +358,7 @@ def test_reraise_gives_each_thread_its_own():
 
     @jaxbridge.reraise()
     def step(i):
-        return f(jax.device_put(jnp.float32(i), jax.devices()[i]))
+        return jax.block_until_ready(f(jax.device_put(jnp.float32(i), jax.devices()[i])))
 
     caught = [None] * count
 

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import processes
 import pytest
 
 import jaxbridge
+import processes
 from jaxbridge import _core, _identity
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)

@@ -3,7 +3,6 @@
 
 import functools
 import gc
-import itertools
 import os
 import subprocess
 import sys
@@ -168,7 +167,7 @@ def test_as_numpy_and_framework(x):
         seen.append(type(a).__module__)
         return np.from_dlpack(a).copy()
 
-    with pytest.raises(errors.ResultError, match="expected an array of buffer"):
+    with pytest.raises(TypeError, match="buffer"):
         lazy_apply(fn, x, as_numpy=True, framework="buffer")
     assert seen == ["jaxbridge._core"]  # what is given counts
     assert lazy_apply(doubled, x, framework={"cpu": "numpy", "cuda": "torch"})[1, 2] == 10
@@ -305,20 +304,27 @@ def test_unknown_lengths_eagerly(x):
 
 
 def test_unknown_lengths_are_checked_where_they_are_known(x):
-    with pytest.raises(errors.ResultError, match=r"expected .*float32\[None, 2\], got float32\[2, 3\]"):
+    with pytest.raises(
+        errors.ResultError, match=r"expected .*float32\[None, 2\], got float32\[2, 3\]"
+    ):
         lazy_apply(lambda a: a, x, shape=(None, 2))
-    with pytest.raises(errors.ResultError, match=r"expected .*float32\[None\], got float32\[2, 3\]"):
+    with pytest.raises(
+        errors.ResultError, match=r"expected .*float32\[None\], got float32\[2, 3\]"
+    ):
         lazy_apply(lambda a: a, x, shape=(None,))
     with pytest.raises(ZeroDivisionError):
         lazy_apply(lambda a: 1 / 0, x, shape=(None,))
 
 
 def test_unknown_lengths_are_not_compiled_again(x, compiled):
-    lazy_apply(np.unique, x, shape=(None,))
+    def of(v):
+        return lazy_apply(lambda a: np.unique(a)[::-1], v, shape=(None,)).tolist()
+
+    assert of(x % 2) == [1, 0]
     assert compiled() > 0
-    assert lazy_apply(np.unique, x * 0, shape=(None,)).tolist() == [0]
+    assert of(x % 3) == [2, 1, 0]
     compiled()
-    assert lazy_apply(np.unique, x, shape=(None,)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert of(x) == [5, 4, 3, 2, 1, 0]
     assert compiled() == 0
 
 
@@ -382,11 +388,24 @@ def test_eager_calls_of_one_object_are_compiled_once(x, compiled):
 def test_a_function_ends_with_its_programs(x, collected):
     f = Filter(1.0)
     end = weakref.ref(f)
-    lazy_apply(f.apply, x)
-    lazy_apply(f, x, shape=(None, None))
+    jax.jit(lambda v, fn: lazy_apply(fn, v), static_argnums=1)(x, f)
+    jax.jit(functools.partial(lazy_apply, f.apply))(x)
     del f
     gc.collect()
     assert end() is not None
+    collected()
+    assert end() is None
+
+
+@pytest.mark.skipif(
+    jaxbridge._compat.jax_version < (0, 9), reason="JAX 0.8 keeps eager calls (test_lifetime.py)"
+)
+def test_a_function_ends_with_its_eager_calls(x, collected):
+    f = Filter(1.0)
+    end = weakref.ref(f)
+    lazy_apply(f, x)
+    lazy_apply(f.apply, x, shape=(None, None))
+    del f
     collected()
     assert end() is None
 
@@ -432,10 +451,10 @@ def test_vmap_calls_once_for_each_element(x):
 
     def fn(a):
         seen.append(a.shape)
-        return a / a.sum()
+        return a - a.max()
 
-    y = jax.vmap(lambda v: lazy_apply(fn, v))(x + 1)
-    np.testing.assert_array_equal(y, (x + 1) / (x + 1).sum(1, keepdims=True))
+    y = jax.vmap(lambda v: lazy_apply(fn, v))(x)
+    np.testing.assert_array_equal(y, x - x.max(1, keepdims=True))
     assert seen == [(3,), (3,)]
 
 
@@ -448,7 +467,8 @@ def flipped(a, axis):
     return np.flip(a, axis).tolist()  # a list: the conversion is exported too
 
 
-def test_a_program_with_a_module_level_function_is_exported(x, tmp_path):
+def test_a_program_with_a_module_level_function_is_exported(x, tmp_path, needs):
+    needs("flatbuffers")
     exported = export.export(
         jax.jit(lambda v: lazy_apply(flipped, v, axis=1)),
         disabled_checks=jaxbridge.export_checks(),
@@ -586,9 +606,7 @@ def test_N03_shape_and_dtype_are_found_without_running(x64):
         lambda v: lazy_apply(lambda a: 1 / 0, v, shape=(v.shape[0] - 1, 4)), points
     )
     assert (found.shape, found.dtype) == ((6161, 4), jnp.float64)
-    assert "call_target_name" in jitted_linkage().lower(points).as_text() or (
-        "custom_call" in jitted_linkage().lower(points).as_text()
-    )
+    assert "jaxbridge.call" in jitted_linkage().lower(points).as_text()
 
 
 def test_N03_the_argument_is_not_copied(x):
@@ -603,27 +621,33 @@ def test_N03_the_argument_is_not_copied(x):
     assert seen == [x.unsafe_buffer_pointer()] * 2
 
 
-def test_N03_scipy_calls_it_in_place_of_its_own(tmp_path):
+def test_N03_scipy_calls_it_in_place_of_its_own():
     """SciPy's array API functions are written for array-api-extra's: ours has the same signature."""
     code = """
-        import jax, numpy as np
+        import inspect, jax, numpy as np
         jax.config.update("jax_enable_x64", True)
         import jax.numpy as jnp, jaxbridge
         import scipy.cluster.hierarchy as h
+        from scipy.spatial.distance import pdist
 
         def lazy_apply(*args, **kw):
-            calls.append(args[0])
+            calls.append(args[0].__name__)
             return jaxbridge.lazy_apply(*args, **kw)
 
         calls = []
-        points = np.random.default_rng(0).random((50, 2))
-        expected = h.linkage(points, "average")
-        h.xpx.lazy_apply = lazy_apply
+        y = pdist(np.random.default_rng(0).random((50, 2)))
+        expected = h.linkage(y, "average")
+        inspect.unwrap(h.linkage).__globals__["xpx"].lazy_apply = lazy_apply
         for wrap in (lambda f: f, jax.jit):
-            found = wrap(lambda x: h.linkage(x, "average"))(jnp.asarray(points))
+            found = wrap(lambda y: h.linkage(y, "average"))(jnp.asarray(y))
             assert isinstance(found, jax.Array)
             np.testing.assert_array_equal(found, expected)
-        print(len(calls) > 0)
+        assert calls == ["cy_linkage"] * 2, calls
+        try:
+            with jaxbridge.reraise():
+                jax.jit(lambda y: h.linkage(y, "average"))(jnp.asarray(y) * np.nan)
+        except ValueError as error:
+            print(error)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -632,19 +656,20 @@ def test_N03_scipy_calls_it_in_place_of_its_own(tmp_path):
         text=True,
         check=False,
     )
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "The condensed distance matrix must contain only finite values.\n", done
 
 
 def test_cached_functions_differ_in_every_part(x):
-    """The cache of Functions must not mix up what differs in one thing alone."""
+    """One function, and what differs in one thing alone is not mixed up."""
     fn = Filter(1.0)
-    found = [
-        lazy_apply(fn, v, shape=shape, dtype=dtype, framework=framework)
-        for v, shape, dtype, framework in itertools.product(
-            [x, x.astype(jnp.float16)], [None, (2, 3)], [None], [None, "numpy", {"cpu": "numpy"}]
-        )
-    ]
-    assert {r.dtype.name for r in found} == {"float32", "float16"}
-    with pytest.raises(errors.ResultError):
+    expected = fn(np.asarray(x))
+    for framework in (None, "numpy", {"cpu": "numpy"}):
+        np.testing.assert_array_equal(lazy_apply(fn, x, framework=framework), expected)
+    with pytest.raises(errors.ResultError, match="got float32"):
         lazy_apply(fn, x, dtype=jnp.float16)
-    np.testing.assert_array_equal(lazy_apply(fn, x), fn(np.asarray(x)))
+    with pytest.raises(errors.ResultError, match=r"expected float32\[3\]"):
+        lazy_apply(fn, x, shape=(3,))
+    with pytest.raises(errors.ResultError, match="a sequence of 1"):
+        lazy_apply(fn, x, shape=[x.shape])
+    np.testing.assert_array_equal(lazy_apply(fn, x, shape=(None, 3)), expected)
+    np.testing.assert_array_equal(lazy_apply(fn, x), expected)

@@ -11,10 +11,10 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import processes
 import pytest
 
 import jaxbridge
+import processes
 from jaxbridge import _core, errors
 
 LIBRARY = inspect.cleandoc("""
