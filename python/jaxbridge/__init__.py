@@ -14,15 +14,16 @@ import jax
 from . import _core as _core
 from . import _errors as errors
 from . import _lowering as _lowering
+from . import _programs as _programs
 from ._context import Context as Context
 from ._context import current as current
 from ._errors import reraise as reraise
 from ._function import Function as Function
 from ._function import call as call
 from ._function import function as function
-from ._lazy import from_ufunc as from_ufunc
 from ._lazy import lazy_apply as lazy_apply
 from ._lowering import export_checks as export_checks
+from ._ufunc import from_ufunc as from_ufunc
 
 __version__ = _metadata.version("jaxbridge")
 

@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax._src import core as _core
+from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
+
+# Untyped: each JAX has other names in it.
+_core: Any = _jax_core
 
 jax_version: tuple[int, ...] = tuple(
     int(part) for part in jax.__version__.split("+")[0].split(".")[:3] if part.isdigit()
@@ -131,7 +134,8 @@ def wait_where_refs_deadlock() -> None:
         return
     from jax._src.array import ArrayImpl
 
-    replace = ArrayImpl._replace_with
+    array: Any = ArrayImpl
+    replace = array._replace_with
 
     def replace_when_ready(self: Any, new: Any) -> None:
         if next(iter(new.devices())).platform == "cpu":
@@ -140,7 +144,7 @@ def wait_where_refs_deadlock() -> None:
                 new.block_until_ready()
         replace(self, new)
 
-    ArrayImpl._replace_with = replace_when_ready
+    array._replace_with = replace_when_ready
 
 
 wait_where_refs_deadlock()

@@ -2,20 +2,18 @@
 """`call`, `function`, `Function`: an external function as a JAX function."""
 
 import contextlib
-import dataclasses
 import functools
 import inspect
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core, _errors, _identity, _options, _plan, _primitive, _spec
+from . import _compat, _errors, _identity, _in_place, _options, _plan, _primitive, _spec
 from ._call_site import CallSite, Stats
-from ._errors import NotRegisteredError, PlatformError
+from ._errors import PlatformError
 from ._options import default_frameworks, frameworks, per_platform
 from ._spec import Slot, Template
 
@@ -23,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Named Functions live as long as the process, so that a program from elsewhere finds them.
-_named: dict[str, "Function[Any, Any]"] = {}
+named: dict[str, "Function[Any, Any]"] = {}
 
 
 class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
@@ -39,7 +37,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         name: str | None,
     ) -> None:
         any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
-        shown = name or _default_name(any_fn)
+        shown = name or _identity.default_name(any_fn)
         self._callees: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
         for platform, f in self._callees.items():
             if not callable(f):
@@ -86,7 +84,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             p: i if _identity.is_told(i) else _identity.fingerprint_of_named(self._callees[p], name)
             for p, i in self._identities.items()
         }
-        before = _named.get(name)
+        before = named.get(name)
         if (
             before is not None
             and before._definition() != self._definition()
@@ -98,12 +96,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 f"the name {name!r} belongs to another function already ({before._places()}; this is "
                 f"{self._places()}); an exported program could not tell them apart: choose another name"
             )
-        _named[name] = self
+        named[name] = self
 
     def _definition(self) -> Any:
         # Where content can't tell, only the very same object is the same function.
         told = {
-            p: i if _identity.is_told(i) else _ById(self._callees[p])
+            p: i if _identity.is_told(i) else _spec.ById(self._callees[p])
             for p, i in self._identities.items()
         }
         return told, self._frameworks, self.options
@@ -121,7 +119,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     def _redefines(self, before: "Function[Any, Any]") -> bool:
         """A notebook cell that was run again: the same place, other code."""
         return all(
-            _place(self._callees[p]) == _place(before._callees.get(p)) is not None
+            _identity.place(self._callees[p]) == _identity.place(before._callees.get(p)) is not None
             for p in self._callees
         )
 
@@ -165,10 +163,10 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     def _token(self, x: Any) -> str:
         """A text for a static value that has none: equal for equal values, as long as the Function."""
         try:
-            key = _exactly(x)
+            key = _spec.exactly(x)
             hash(key)
         except TypeError:
-            key = _ById(x)
+            key = _spec.ById(x)
         return self._tokens.setdefault(key, _identity.unique())
 
     def _site(
@@ -257,14 +255,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         results = [self._result(leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
-        pairs, own = self._pair(arguments, slot_tree)
+        pairs, own = _in_place.pair(self.name, self.options.inout, arguments, slot_tree)
         refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
         for i in refs:
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
             pairs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
             results.append((aval.shape, aval.dtype))
-        self._check_pairs(pairs, operands, results)
+        _in_place.check(self.name, pairs, operands, results)
         own_slots = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, Slot))
         renumbered = jax.tree.unflatten(
             jax.tree.structure(own, is_leaf=lambda x: isinstance(x, Slot)),
@@ -347,63 +345,6 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         shape = tuple(leaf.shape)
         return shape, dtype
 
-    def _pair(self, arguments: Any, results: Any) -> tuple[list[tuple[int, int]], Any]:
-        """(operand, result) pairs of `inout`, and the tree of the results that remain."""
-        if not self.options.inout:
-            return [], results
-        args, kwargs = arguments
-        is_sequence = isinstance(results, (tuple, list))
-        entries = list(results) if is_sequence else [results]
-        pairs: list[tuple[int, int]] = []
-        for argument, position in self.options.inout:
-            try:
-                given = kwargs[argument] if isinstance(argument, str) else args[argument]
-            except (KeyError, IndexError):
-                raise TypeError(
-                    f"{self.name}: inout names the argument {argument!r}, which this call does not have"
-                ) from None
-            if position >= len(entries):
-                raise ValueError(
-                    f"{self.name}: inout names result {position}; there are {len(entries)} results"
-                )
-            a, a_tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, Slot))
-            r, r_tree = jax.tree.flatten(entries[position], is_leaf=lambda x: isinstance(x, Slot))
-            trees: Any = (a_tree, r_tree)
-            if trees[0] != trees[1] or not all(isinstance(x, Slot) for x in a):
-                raise TypeError(
-                    f"{self.name}: inout: argument {argument!r} and result {position} are not trees of "
-                    f"the same arrays"
-                )
-            pairs += [(x.index, y.index) for x, y in zip(a, r, strict=True)]
-        taken = {position for _, position in self.options.inout}
-        remaining = [e for i, e in enumerate(entries) if i not in taken]
-        own = remaining[0] if len(remaining) == 1 else tuple(remaining) or None
-        return pairs, own
-
-    def _check_pairs(
-        self,
-        pairs: Sequence[tuple[int, int]],
-        operands: Sequence[Any],
-        results: Sequence[tuple[tuple[int, ...], Any]],
-    ) -> None:
-        if len({operand for operand, _ in pairs}) != len(pairs):
-            raise TypeError(f"{self.name}: an argument is declared in place and is a jax.Ref too")
-        seen: dict[int, int] = {}
-        for operand, result in pairs:
-            x = operands[operand]
-            aval = _compat.ref_value_aval(x) if _compat.is_ref(x) else x
-            shape, dtype = results[result]
-            if tuple(aval.shape) != shape or aval.dtype != dtype:
-                raise TypeError(
-                    f"{self.name}: inout: an argument of {aval.dtype}{list(aval.shape)} cannot be a "
-                    f"result of {dtype}{list(shape)}: they are one memory"
-                )
-        for i, x in enumerate(operands):
-            if _compat.is_ref(x) and seen.setdefault(id(x), i) != i:
-                raise TypeError(
-                    f"{self.name}: one jax.Ref is passed as two arguments; JAX allows that once"
-                )
-
     # ---- the user's view ---------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
@@ -423,48 +364,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         return f"<jaxbridge.Function {self.name}>"
 
 
-class _ById:
-    """A key for an object that has no hash."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.x is self.x
-
-    def __hash__(self) -> int:
-        return id(self.x)
-
-
-def _exactly(x: Any) -> Any:
-    """A key under which equal values of other types (1, 1.0, True) inside a dataclass differ."""
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        fields = [f.name for f in dataclasses.fields(x) if f.compare]
-        return type(x), *(_exactly(getattr(x, name)) for name in fields)
-    if type(x) is tuple:
-        return tuple, *map(_exactly, x)
-    return type(x), repr(x) if isinstance(x, (float, complex)) else x
-
-
 def _is_operand(leaf: Any) -> bool:
     return (
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
         or _compat.is_ref(leaf)
         or hasattr(type(leaf), "__jax_array__")
     )
-
-
-def _place(fn: Any) -> tuple[str, str] | None:
-    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    return (module, name) if module and name and "<" not in name else None
-
-
-def _default_name(fn: Any) -> str:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
-    module = getattr(fn, "__module__", None)
-    return f"{module}.{name}" if module else str(name)
 
 
 def call(
@@ -552,81 +457,3 @@ def function(
         return cast("Function[P, R]", made)
 
     return decorate
-
-
-def _resolve(key: int, text: str) -> Any:
-    """Finds the target of a program that was lowered elsewhere. Asked by the core.
-
-    Raises:
-        NotRegisteredError: what is missing, and what to import.
-    """
-    spec = json.loads(text)
-    name = spec["name"]
-    if not spec["durable"]:
-        raise NotRegisteredError(
-            f"the program calls {name!r}, an anonymous function (or one with an argument that has no "
-            f"text) of another process; give it a name (name=) and build the program again"
-        )
-    try:
-        found = _named.get(name) if spec["named"] else _by_reference(spec)
-        if found is None:
-            raise LookupError(f"import {' and '.join(spec['modules'])} first")
-        arguments = _spec.decode(spec["arguments"])
-        own_results = _spec.decode(spec["own_results"])
-    except LookupError as error:
-        raise NotRegisteredError(
-            f"the program calls the function {name!r}, which is not registered in this process: {error}"
-        ) from error
-    if found._identities != spec["identities"]:
-        raise NotRegisteredError(
-            f"the program calls the function {name!r}, whose code in this process is not the one that "
-            f"the program was built with; build the program again"
-        )
-    if found._frameworks != spec["frameworks"] or found.options.out != spec["out"]:
-        raise NotRegisteredError(
-            f"the program calls the function {name!r}, whose framework= or out= in this process is not "
-            f"the one that the program was built with; build the program again"
-        )
-    site = CallSite(
-        found,
-        key,
-        text,
-        Template(arguments),
-        spec["operands"],
-        Template(own_results),
-        tuple((a, b) for a, b in spec["in_place"]),
-        spec["side_effect"],
-        True,
-    )
-    return site.hold().registration.target
-
-
-def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:
-    callees = {}
-    for platform, ref in spec["references"].items():
-        found = _identity.resolve(ref)
-        callees[platform] = found._callees[platform] if isinstance(found, Function) else found
-    return Function(
-        callees,
-        None,
-        framework=spec["frameworks"],
-        options={
-            "out": spec["out"],
-            "inout": None,
-            "elementwise": spec["elementwise"],
-            "vmap_method": None,
-            "has_side_effect": spec["side_effect"],
-        },
-        name=None,
-    )
-
-
-def _resolve_for_core(key: int, text: str) -> Any:
-    try:
-        return _resolve(key, text)
-    except NotRegisteredError as error:
-        # The core passes on the text; the mark leads back to the exception.
-        raise NotRegisteredError(f"{error}\n{_errors.keep(error, key)}") from error
-
-
-_core.set_resolver(_resolve_for_core)

@@ -266,3 +266,16 @@ def _assigns_to(free: frozenset[str], code: types.CodeType) -> bool:
 def import_hint(ref: str) -> str:
     """The module of a reference."""
     return ref.partition(":")[0]
+
+
+def place(fn: Any) -> tuple[str, str] | None:
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    return (module, name) if module and name and "<" not in name else None
+
+
+def default_name(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
+    module = getattr(fn, "__module__", None)
+    return f"{module}.{name}" if module else str(name)

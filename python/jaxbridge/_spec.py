@@ -6,6 +6,7 @@ frameworks, where operands and static values stand among the arguments, the resu
 with sorted keys: the same call gives the same text in every process.
 """
 
+import dataclasses
 import enum
 import hashlib
 import json
@@ -196,6 +197,29 @@ def _dtype_text(dtype: np.dtype[Any]) -> str | None:
         except TypeError:
             pass
     return None
+
+
+class ById:
+    """A key for an object that has no hash."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.x is self.x
+
+    def __hash__(self) -> int:
+        return id(self.x)
+
+
+def exactly(x: Any) -> Any:
+    """A key under which equal values of other types (1, 1.0, True) inside a dataclass differ."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        fields = [f.name for f in dataclasses.fields(x) if f.compare]
+        return type(x), *(exactly(getattr(x, name)) for name in fields)
+    if type(x) is tuple:
+        return tuple, *map(exactly, x)
+    return type(x), repr(x) if isinstance(x, (float, complex)) else x
 
 
 def to_text(spec: dict[str, Any]) -> str:

@@ -24,8 +24,9 @@ void begin_exit(std::chrono::milliseconds patience) noexcept {
 
 bool exiting() noexcept { return exit_begun.load(std::memory_order_relaxed); }
 
-// Sequentially consistent on both sides: either the use is seen by begin_exit() or closing by the use.
-python_use::python_use() noexcept : granted_(true) {
+// Sequentially consistent on both sides: either the use is seen by begin_exit() or closing by the
+// use.
+python_use::python_use() noexcept {
   uses.fetch_add(1);
   if (closing.load()) {
     granted_ = false;

@@ -7,9 +7,9 @@
 namespace jaxbridge {
 
 /// Ends the process's use of Python and CUDA, in two steps: from now on python_use is refused, then
-/// what was granted before is waited for, `patience` at the most, and then exiting() is true. Called
-/// once, from Python's atexit, before anything that we call into is torn down, without the GIL; there
-/// is no way back.
+/// what was granted before is waited for, `patience` at the most, and then exiting() is true.
+/// Called once, from Python's atexit, before anything that we call into is torn down, without the
+/// GIL; there is no way back.
 void begin_exit(std::chrono::milliseconds patience = {}) noexcept;
 
 /// One relaxed load. Destructors ask before they touch CUDA and then leave their object where it
@@ -30,7 +30,7 @@ class [[nodiscard]] python_use {
   [[nodiscard]] bool granted() const noexcept { return granted_; }
 
  private:
-  bool granted_;
+  bool granted_ = true;
 };
 
 /// Takes begin_exit() back, so that a test can go on.

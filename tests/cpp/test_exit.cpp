@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/exit.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <latch>
 #include <optional>
 #include <thread>
+
+#include "core/exit.hpp"
 
 namespace jaxbridge {
 namespace {

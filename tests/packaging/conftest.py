@@ -8,6 +8,7 @@ import venv
 import zipfile
 
 import pytest
+
 from environments import ROOT, clean_environ, distributions_for
 
 

@@ -2,6 +2,7 @@
 """Exceptions of external functions on their way to the user, and errors that jaxbridge finds."""
 
 import builtins
+import contextlib
 import gc
 import os
 import signal
@@ -262,9 +263,9 @@ def test_error_of_a_callee_that_runs_jax(x):
         outer(x)
     text = jax_error(jax.jit(outer), x)
     assert "'inner_program'" in text and "'outer_function'" in text
-    with pytest.raises(jax.errors.JaxRuntimeError, match="raised by the external") as caught:
-        with jaxbridge.reraise():
-            jax.jit(outer)(x)
+    text = "raised by the external"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text) as caught, jaxbridge.reraise():
+        jax.jit(outer)(x)
     assert "'outer_function'" not in str(caught.value), (
         "that of the outer call is JAX's inner error"
     )
@@ -415,9 +416,9 @@ def test_table_is_bounded_and_a_lost_original_leaves_jaxs_error(x, plain_traceba
         with pytest.raises(jax.errors.JaxRuntimeError):
             f(x + 1)
     assert len(_errors._originals) == _errors._kept_errors
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"number \(0\)") as caught:
-        with jaxbridge.reraise():
-            raise first.value
+    text = r"number \(0\)"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text) as caught, jaxbridge.reraise():
+        raise first.value
     assert caught.value is first.value
 
 
@@ -505,14 +506,10 @@ def test_failing_calls_leak_nothing(x, plain_tracebacks):
 
     def rounds(n):
         for _ in range(n):
-            try:
+            with contextlib.suppress(ValueError):
                 f(x)
-            except ValueError:
-                pass
-            try:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 g(x)
-            except jax.errors.JaxRuntimeError:
-                pass
 
     rounds(300)
     before = resident_mib()

@@ -178,7 +178,9 @@ def test_parts_of_a_function():
 
     made = list(variants())
     assert len({_identity.fingerprint(f) for f in made}) == len(made)
-    assert [_identity.fingerprint(f) for f in variants()] == [_identity.fingerprint(f) for f in made]
+    assert [_identity.fingerprint(f) for f in variants()] == [
+        _identity.fingerprint(f) for f in made
+    ]
 
 
 def test_exception_tables_count():
@@ -460,7 +462,10 @@ def test_scipys_ufuncs_have_references():
 @pytest.mark.parametrize(
     "reference, text",
     [
-        ("not_there.at_all:f", "'not_there.at_all' is not imported in this process; import it first"),
+        (
+            "not_there.at_all:f",
+            "'not_there.at_all' is not imported in this process; import it first",
+        ),
         ("math:no_such", "'math' has no 'no_such'"),
         ("test_identity:Callable.no_such", "has no 'Callable.no_such'"),
     ],
@@ -526,7 +531,13 @@ def test_every_option_changes_the_key_or_the_comparison(x):
 
 
 def test_equal_calls_are_equal(x):
-    for options in [{}, {"out": "out"}, {"inout": {0: 0}}, {"elementwise": True}, {"name": "equal"}]:
+    for options in [
+        {},
+        {"out": "out"},
+        {"inout": {0: 0}},
+        {"elementwise": True},
+        {"name": "equal"},
+    ]:
         a = site_of(jaxbridge.call(module_level, F32, **options), x)
         b = site_of(jaxbridge.call(module_level, F32, **options), x)
         assert a == b and hash(a) == hash(b) and a.text == b.text
@@ -588,7 +599,8 @@ def test_the_order_of_keywords_does_not_change_the_key(x):
 
 
 def test_equal_content_gives_equal_keys_and_hlo_in_two_processes(tmp_path):
-    (tmp_path / "a_library.py").write_text(inspect.cleandoc("""
+    (tmp_path / "a_library.py").write_text(
+        inspect.cleandoc("""
         import enum, functools, jax, jaxbridge, numpy as np
 
         class Color(enum.Enum):
@@ -611,7 +623,8 @@ def test_equal_content_gives_equal_keys_and_hlo_in_two_processes(tmp_path):
         @jaxbridge.function(result=like, out="out")
         def decorated(v, *, out):
             out[...] = v
-        """))
+        """)
+    )
     program = """
         import hashlib, jax, jax.numpy as jnp, numpy as np
         import a_library as m
@@ -689,7 +702,7 @@ def test_a_notebook_cell_that_is_run_again(x):
             return f, jax.jit(lambda v: f(v))
 
         for options in ({}, {"name": "a notebook's step"}):
-            first, first_program = cell("v + 1", **options)
+            _, first_program = cell("v + 1", **options)
             compiled = first_program.lower(x).compile()
             assert float(first_program(x)[0]) == 1
             second, second_program = cell("v + 2", **options)

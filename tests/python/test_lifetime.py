@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _call_site, _core, _errors
+from jaxbridge import _call_site, _compat, _core, _errors
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -38,6 +38,12 @@ def make():
         return v + captured
 
     return fn, [weakref.ref(fn), weakref.ref(captured)]
+
+
+# JAX 0.8 keeps the static arguments of a jitted function as long as the function, whatever is cleared.
+kept_by_jax_08 = pytest.mark.xfail(
+    _compat.jax_version < (0, 9), reason="JAX 0.8 keeps static arguments", strict=True
+)
 
 
 def alive(refs):
@@ -81,7 +87,13 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("how", PROGRAMS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=kept_by_jax_08 if how in ("eager", "disable_jit") else ())
+        for how in PROGRAMS
+    ],
+)
 def test_anonymous_functions_end_with_their_executables(x, size, collected, how):
     fn, refs = make()
     f = jaxbridge.call(fn, like, vmap_method="sequential")
@@ -93,6 +105,7 @@ def test_anonymous_functions_end_with_their_executables(x, size, collected, how)
     assert alive(refs) == 0 and size() == 0
 
 
+@kept_by_jax_08
 def test_with_a_ref(x, size, collected):
     fn, refs = make()
 
@@ -101,17 +114,18 @@ def test_with_a_ref(x, size, collected):
 
     ref = jax.new_ref(x + 0)
     jaxbridge.call(update, ())(ref)
-    jax.jit(lambda r: jaxbridge.call(update, ())(r))(ref)
+    jax.jit(jaxbridge.call(update, ()))(ref)
     np.testing.assert_array_equal(ref[...], np.arange(4) * 3)
     del fn, update
     collected()
     assert alive(refs) == 0 and size() == 0
 
 
+@kept_by_jax_08
 def test_after_failures(x, size, collected):
     fn, refs = make()
 
-    def fail(v):
+    def fail(v, fn=fn):
         raise ValueError(fn(v).shape)
 
     f = jaxbridge.call(fail, F32)
@@ -119,11 +133,11 @@ def test_after_failures(x, size, collected):
         f(x)
     with pytest.raises(jax.errors.JaxRuntimeError):
         jax.jit(f)(x)
-    wrong = jaxbridge.call(lambda v: fn(v)[1:], F32)
+    wrong = jaxbridge.call(lambda v, fn=fn: fn(v)[1:], F32)
     with pytest.raises(jaxbridge.errors.ResultError):
         wrong(x)
     with pytest.raises(TypeError):
-        jaxbridge.call(lambda v: fn(v), F32, inout={3: 0})(x)
+        jaxbridge.call(fn, F32, inout={3: 0})(x)
     _errors._originals.clear()  # bounded, and the user's to take
     del fn, f, fail, wrong
     collected()
@@ -145,7 +159,7 @@ def test_an_executable_keeps_its_function(x, size, collected):
 def test_each_of_several_executables_keeps_it(x, size, collected):
     fn, refs = make()
     f = jaxbridge.call(fn, like)
-    compiled = [jax.jit(lambda v, k=k: f(v) * k).lower(x).compile() for k in range(3)]
+    compiled = [jax.jit(lambda v, k=k, f=f: f(v) * k).lower(x).compile() for k in range(3)]
     del fn, f
     for k in (1, 0, 2):
         collected()
@@ -192,6 +206,7 @@ def test_equal_functions_share_a_registration(x, size, collected):
     assert size() == 0
 
 
+@kept_by_jax_08
 def test_statics_live_as_long_as_the_function(x, collected):
     class Thing:
         pass
@@ -199,7 +214,7 @@ def test_statics_live_as_long_as_the_function(x, collected):
     thing = Thing()
     ref = weakref.ref(thing)
     f = jaxbridge.call(lambda v, t: v + 0, F32)
-    jax.jit(lambda v: f(v, thing))(x)
+    jax.jit(lambda v, f=f, thing=thing: f(v, thing))(x)
     f(x, thing)
     del thing
     collected()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _core
+from jaxbridge import _core, errors
 
 WAIT = 30  # seconds until a barrier is broken
 
@@ -308,7 +308,7 @@ def test_making_a_plan_holds_no_lock(barrier, monkeypatch):
 
 def test_looking_for_an_unknown_key_holds_no_lock(barrier, monkeypatch):
     """Two programs from elsewhere look for their functions at once; one registers the other's."""
-    from jaxbridge import _function, _lowering
+    from jaxbridge import _lowering, _programs
 
     resolved = []
 
@@ -317,7 +317,7 @@ def test_looking_for_an_unknown_key_holds_no_lock(barrier, monkeypatch):
         barrier.wait()
         assert float(known(on(key, 1))[0]) == 2
         barrier.wait()
-        raise _function.NotRegisteredError(f"no {key}")
+        raise errors.NotRegisteredError(f"no {key}")
 
     known = jaxbridge.call(lambda v: v + 1, like)
     rule = jax.ffi.ffi_call(_lowering._target, jax.ShapeDtypeStruct((3,), jnp.float32))
@@ -332,7 +332,7 @@ def test_looking_for_an_unknown_key_holds_no_lock(barrier, monkeypatch):
     try:
         assert at_once(lambda: lost(0), lambda: lost(1)) == [True, True]
     finally:
-        _core.set_resolver(_function._resolve)
+        _core.set_resolver(_programs._resolve)
     assert sorted(resolved) == [0, 1]
 
 

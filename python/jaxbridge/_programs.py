@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the functions of programs that were lowered elsewhere: exported, or in a compile cache."""
+
+import json
+from typing import Any
+
+from . import _core, _errors, _identity, _spec
+from ._call_site import CallSite
+from ._errors import NotRegisteredError
+from ._function import Function, named
+from ._spec import Template
+
+
+def _resolve(key: int, text: str) -> Any:
+    """Finds the target of a program that was lowered elsewhere. Asked by the core.
+
+    Raises:
+        NotRegisteredError: what is missing, and what to import.
+    """
+    spec = json.loads(text)
+    name = spec["name"]
+    if not spec["durable"]:
+        raise NotRegisteredError(
+            f"the program calls {name!r}, an anonymous function (or one with an argument that has no "
+            f"text) of another process; give it a name (name=) and build the program again"
+        )
+    try:
+        found = named.get(name) if spec["named"] else _by_reference(spec)
+        if found is None:
+            raise LookupError(f"import {' and '.join(spec['modules'])} first")
+        arguments = _spec.decode(spec["arguments"])
+        own_results = _spec.decode(spec["own_results"])
+    except LookupError as error:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, which is not registered in this process: {error}"
+        ) from error
+    if found._identities != spec["identities"]:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, whose code in this process is not the one that "
+            f"the program was built with; build the program again"
+        )
+    if found._frameworks != spec["frameworks"] or found.options.out != spec["out"]:
+        raise NotRegisteredError(
+            f"the program calls the function {name!r}, whose framework= or out= in this process is not "
+            f"the one that the program was built with; build the program again"
+        )
+    site = CallSite(
+        found,
+        key,
+        text,
+        Template(arguments),
+        spec["operands"],
+        Template(own_results),
+        tuple((a, b) for a, b in spec["in_place"]),
+        spec["side_effect"],
+        True,
+    )
+    return site.hold().registration.target
+
+
+def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:
+    callees = {}
+    for platform, ref in spec["references"].items():
+        found = _identity.resolve(ref)
+        callees[platform] = found._callees[platform] if isinstance(found, Function) else found
+    return Function(
+        callees,
+        None,
+        framework=spec["frameworks"],
+        options={
+            "out": spec["out"],
+            "inout": None,
+            "elementwise": spec["elementwise"],
+            "vmap_method": None,
+            "has_side_effect": spec["side_effect"],
+        },
+        name=None,
+    )
+
+
+def _resolve_for_core(key: int, text: str) -> Any:
+    try:
+        return _resolve(key, text)
+    except NotRegisteredError as error:
+        # The core passes on the text; the mark leads back to the exception.
+        raise NotRegisteredError(f"{error}\n{_errors.keep(error, key)}") from error
+
+
+_core.set_resolver(_resolve_for_core)
