@@ -20,8 +20,6 @@ from ._function import Function, call
 from ._identity import default_name
 from ._spec import ById
 
-# ---- lazy_apply ----------------------------------------------------------------------------------
-
 Shape = tuple[int | None, ...]
 
 # The keyword under which `_apply` gets what it is to do: no function has one that is written so, and

@@ -16,8 +16,6 @@ from . import _compat
 from ._errors import PlatformError
 from ._function import Function, call
 
-# ---- from_ufunc ----------------------------------------------------------------------------------
-
 # By kind: the library on each platform. A ufunc has the same name in both.
 _libraries = {
     "numpy": {"cpu": "numpy", "cuda": "cupy"},
@@ -30,7 +28,7 @@ _of_precision = frozenset(["nextafter", "spacing"])
 class _Named:
     """A ufunc of a platform's library, which is imported at the first call.
 
-    Any process finds it by its reference, for example `jaxbridge._lazy:on_cuda.special.gamma`.
+    Any process finds it by its reference, for example `jaxbridge._ufunc:on_cuda.special.gamma`.
     """
 
     def __init__(self, platform: str, kind: str, name: str) -> None:
@@ -259,9 +257,10 @@ def from_ufunc(ufunc: Any) -> Ufunc:
         raise TypeError(f"{ufunc!r} is a JAX function already; call it directly")
     kind, name, of_cpu = _find(ufunc)
     if of_cpu.signature is not None:
+        shown = f"{_libraries[kind]['cpu']}.{name}"
         raise TypeError(
-            f"{name} is a generalized ufunc, of signature {of_cpu.signature}; use "
-            f'jaxbridge.call({name}, ..., out="out", vmap_method="broadcast_all")'
+            f"{shown} is a generalized ufunc, of signature {of_cpu.signature}; use "
+            f'jaxbridge.call({shown}, ..., out="out", vmap_method="broadcast_all")'
         )
     return _made(kind, name, of_cpu)
 

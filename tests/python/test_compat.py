@@ -68,7 +68,7 @@ def _custom_jvp(log):
     return f
 
 
-def _custom_vjp(log, where):
+def _custom_vjp(log, where, optimize_remat=False):
     def primal(v):
         if where == "primal":
             log(v)
@@ -85,7 +85,7 @@ def _custom_vjp(log, where):
         return (ct * 2,)
 
     f = jax.custom_vjp(primal)
-    f.defvjp(fwd, bwd)
+    f.defvjp(fwd, bwd, optimize_remat=optimize_remat)
     return f
 
 
@@ -151,6 +151,10 @@ EFFECTFUL = {
     "custom_vjp": (lambda log, v: _custom_vjp(log, "primal")(v), 1),
     "grad of custom_vjp, forward": (lambda log, v: jax.grad(_custom_vjp(log, "fwd"))(v), 1),
     "grad of custom_vjp, backward": (lambda log, v: jax.grad(_custom_vjp(log, "bwd"))(v), 1),
+    "grad of custom_vjp, forward, as jax.checkpoint likes it": (
+        lambda log, v: jax.grad(_custom_vjp(log, "fwd", optimize_remat=True))(v),
+        1,
+    ),
     "custom_vmap": (lambda log, v: _custom_vmap(log)(v), 1),
     "vmap of custom_vmap": (lambda log, v: jax.vmap(_custom_vmap(log))(jnp.stack([v] * 3)), 1),
     "shard_map": (
