@@ -277,10 +277,11 @@ def end_lease(
         ViewKeptError: the function did keep a view. Where it raised, its own exception, with a note.
     """
     del held  # what is held now counts
-    closures = False
+    keeps = False
     for e in _chain(exception):
         traceback.clear_frames(e.__traceback__)
-        closures |= _has_closures(e)
+        # An AttributeError has the object that lacks the attribute.
+        keeps |= _has_closures(e) or getattr(e, "obj", None) is not None
     for attempt in range(10):
         if not (_core.held(operands) or _core.held(results)):
             return
@@ -302,7 +303,7 @@ def end_lease(
     )
     if exception is None:
         raise ViewKeptError(message)
-    if not closures:  # else the exception itself holds them, and the function kept nothing
+    if not keeps:  # else the exception itself may hold them, and the function kept nothing
         exception.add_note(message)
     raise exception  # so that the core revokes what was kept
 

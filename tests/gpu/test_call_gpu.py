@@ -96,7 +96,7 @@ class Numba:
         def kernel(v, out, n):
             i = cuda.grid(1)
             s = np.float32(0)
-            for k in range(n):
+            for _k in range(n):
                 s = s * np.float32(0.999) + v[0]
             if i < out.size:
                 out[i] = v[i] + np.float32(1) + np.float32(0) * s

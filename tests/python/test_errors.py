@@ -376,6 +376,39 @@ def test_reraise_gives_each_thread_its_own():
     assert caught == list(range(count))
 
 
+def test_one_decorated_function_in_two_threads_at_once(x):
+    """Each call has a block of its own, whichever ends first."""
+    failed, entered, left = threading.Event(), threading.Event(), threading.Event()
+
+    def fail(v):
+        raise Stubborn(1, reason="of the first call")
+
+    f = jax.jit(jaxbridge.call(fail, F32))
+
+    @jaxbridge.reraise()
+    def step(is_first):
+        if is_first:
+            jax_error(f, x)  # recorded, and taken by nobody yet
+            failed.set()
+            assert entered.wait(30)
+        else:
+            entered.set()
+            assert left.wait(30)
+
+    def second():
+        failed.wait(30)
+        step(False)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    try:
+        with pytest.raises(Stubborn, match="of the first call"):
+            step(True)
+    finally:
+        left.set()
+        thread.join()
+
+
 def test_reraise_on_exit_does_not_take_the_error_of_another_thread(x):
     entered, failing = threading.Barrier(2, timeout=30), threading.Barrier(2, timeout=30)
     seen = []

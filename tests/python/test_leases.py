@@ -452,3 +452,9 @@ def test_leases_of_threads_are_their_own(x, kept):
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert outcomes == {0: [1, 1, 1], 1: "kept"}
+
+
+def test_an_attribute_error_has_its_object_and_that_is_no_kept_view(x):
+    with pytest.raises(AttributeError) as caught:
+        jaxbridge.call(lambda v: v.nothing, F32)(x)
+    assert not hasattr(caught.value, "__notes__")

@@ -26,7 +26,24 @@ ALL = {
     if isinstance(ufunc, np.ufunc) and ufunc.signature is None and name == ufunc.__name__
 }
 # All of NumPy's are quick. SciPy has some 250: a few of each kind of loop, all where that is asked for.
-SOME = "gamma gammaln erf expit logit jv yv kv beta xlogy ellipj sici airy bdtr pdtr eval_legendre".split()
+SOME = [
+    "gamma",
+    "gammaln",
+    "erf",
+    "expit",
+    "logit",
+    "jv",
+    "yv",
+    "kv",
+    "beta",
+    "xlogy",
+    "ellipj",
+    "sici",
+    "airy",
+    "bdtr",
+    "pdtr",
+    "eval_legendre",
+]
 UFUNCS = {
     name: ufunc
     for name, ufunc in ALL.items()
