@@ -528,6 +528,20 @@ def test_every_option_changes_the_key_or_the_comparison(x):
     keys = {option: site.key for option, (site, _) in seen.items()}
     by_vmap = {keys["vmap_method", i] for i in range(4)}
     assert by_vmap == {keys["base", 0]}, "how to batch does not change what is called"
+    of_the_target = {
+        k: v for k, v in keys.items() if k[0] not in ("vmap_method", "result_shape_dtypes")
+    }
+    del of_the_target["framework", 2]
+    assert len(set(of_the_target.values())) == len(of_the_target)
+
+
+def test_which_argument_is_which_result_changes_the_key(x):
+    def fn(a, b):
+        return a
+
+    pairs = [{0: 0}, {0: 1}, {1: 0}, {1: 1}]
+    sites = [site_of(jaxbridge.call(fn, (F32, F32), inout=inout), x, x) for inout in pairs]
+    assert len({site.key for site in sites}) == 4
 
 
 def test_equal_calls_are_equal(x):
