@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
@@ -40,11 +41,19 @@ def check_version() -> None:
 class CallEffect(_effects.Effect):  # type: ignore[misc]
     """An external function does something that its results don't show. Unordered, as JAX's FFI has it.
 
-    JAX has no public registration of effects (0.8.0 to 0.12).
+    JAX has no public registration of effects (0.8.0 to 0.12). It compares equal to the effect of
+    JAX's own unordered callbacks, for which the rules of vmap look by name: a loop or a branch whose
+    predicate is batched would make the call for elements that have left it, and is an error.
     """
 
     def __str__(self) -> str:
         return "jaxbridge.call"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (CallEffect, _callback.IOEffect))
+
+    def __hash__(self) -> int:
+        return hash(_callback._IOEffect)
 
 
 call_effect = CallEffect()

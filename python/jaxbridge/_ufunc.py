@@ -36,6 +36,7 @@ class _Named:
         self.__qualname__ = f"on_{platform}.{kind}.{name}"
         self.__module__ = __name__
         self._library = _libraries[kind][platform]
+        self._is_of_numpy = platform == "cpu"
 
     @functools.cached_property
     def _ufunc(self) -> Any:
@@ -50,7 +51,10 @@ class _Named:
     def __call__(self, *operands: Any, out: Any) -> None:
         # JAX and CuPy say nothing of a division by zero, whose result a program may discard.
         with np.errstate(all="ignore"):
-            self._ufunc(*operands, *(out if isinstance(out, tuple) else (out,)))
+            if self._is_of_numpy:  # which deprecates a positional out of maximum and minimum
+                self._ufunc(*operands, out=out)
+            else:
+                self._ufunc(*operands, *(out if isinstance(out, tuple) else (out,)))
 
 
 class _Library:

@@ -297,7 +297,6 @@ def test_F14_effectful_call_in_a_vmapped_while_loop():
     assert effectful(2, False) == 4, "each element makes its own calls"
 
 
-@pytest.mark.xfail(reason="JAX does not know our effect as one of its own", strict=True)
 def test_F14_effectful_call_with_a_batched_predicate():
     """It would be made for elements that have finished, too: an error when it is traced."""
     with pytest.raises(Exception, match=r"effects? not supported"):

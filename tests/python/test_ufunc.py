@@ -217,6 +217,13 @@ def test_numpy_arrays_and_scalars_are_not_weak(x):
     assert from_ufunc(np.logical_not)(True) == np.False_
 
 
+@pytest.mark.parametrize("name", ["maximum", "minimum", "fmax"])
+def test_extrema(x, name):
+    # NumPy 2.5 warns, which is an error here, where it gets the result as a third argument.
+    found = from_ufunc(getattr(np, name))(x, 1.0)
+    np.testing.assert_array_equal(found, getattr(np, name)(np.asarray(x), np.float32(1)))
+
+
 def test_warnings_of_a_result_that_is_discarded(x):
     y = jnp.where(x > 1, from_ufunc(np.log)(x - 1), 0)  # NumPy would warn, which is an error here
     assert jnp.isfinite(y).all()
