@@ -117,9 +117,7 @@ def is_concrete_ref(x: Any) -> bool:
 
 def is_ref(x: Any) -> bool:
     """Whether `x` is a `jax.Ref`, traced or not."""
-    if isinstance(x, jax.ref.Ref):
-        return True
-    return isinstance(x, jax.core.Tracer) and isinstance(jax.typeof(x), jax.ref.AbstractRef)
+    return isinstance(x, jax.ref.Ref)  # true of a tracer of one
 
 
 def ref_value_aval(x: Any) -> Any:
@@ -169,7 +167,7 @@ def local_platforms() -> frozenset[str]:
 
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:
     """The platforms that a lowering rule is asked for."""
-    return tuple(getattr(ctx, "platforms", None) or ctx.module_context.platforms)
+    return tuple(ctx.module_context.platforms)
 
 
 def lowering_for_export(ctx: Any) -> bool:

@@ -211,8 +211,20 @@ def varying(aval):
 multiply = jaxbridge.call(lambda a, b: a * b, like)
 
 
+def test_union_of_the_axes_of_operands():
+    def body(v, w):
+        both = _compat.union_manual_axes([w, v, w])
+        assert [varying(jax.typeof(a)) for a in both] == [{"i"}] * 3
+        same = _compat.union_manual_axes([w, w])
+        assert [varying(jax.typeof(a)) for a in same] == [set()] * 2
+        assert list(_compat.union_manual_axes([])) == []
+        return both[0]
+
+    jax.jit(mapped(body, (P("i"), P()), P("i")))(jnp.arange(4.0), jnp.float32([2, 3]))
+
+
 @pytest.mark.parametrize("jit", [False, True], ids=["", "in jit"])
-def test_operands_are_brought_to_the_union_of_their_axes(jit):
+def test_results_vary_over_the_union_of_the_axes_of_operands(jit):
     seen = []
 
     def body(v, w):
