@@ -36,21 +36,8 @@ check_compiler
 mkdir -p build
 check "C++: release build, warnings as errors, ABI checks against the oldest and the newest jaxlib" cpp_build
 check "C++: tests" ctest --preset release
-
-# Both at once: a test run keeps one core busy. The second one is shown when the first has ended.
-oldest_log="$root/build/test-oldest.log"
-build/venv-oldest/bin/python -m pytest -p no:cacheprovider tests/python tests/peers "$@" >"$oldest_log" 2>&1 &
-oldest=$!
-trap 'kill "$oldest" 2>/dev/null || true' EXIT
-oldest_result() {
-  local result=0
-  wait "$oldest" || result=$?
-  cat "$oldest_log"
-  return "$result"
-}
 check "Python: tests, newest JAX" "$venv/bin/python" -m pytest tests/python tests/packaging tests/peers "$@"
-check "Python: tests, JAX 0.8.0 (started with those above)" oldest_result
-trap - EXIT
+check "Python: tests, JAX 0.8.0" build/venv-oldest/bin/python -m pytest tests/python tests/peers "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:\n' >&2
