@@ -32,12 +32,17 @@ cpp_build() {
 # Tests of the fake driver through Python find it here.
 export JAXBRIDGE_FAKE_CUDA="$root/build/release/tests/cpp/libfake_cuda.so"
 
+# A shell's background job, and so some CI, starts with SIGINT ignored, and the tests of interrupts need it.
+interruptible=()
+if env --default-signal=INT true 2>/dev/null; then interruptible=(env --default-signal=INT); fi
+run_pytest() { ${interruptible[@]+"${interruptible[@]}"} "$1/bin/python" -m pytest "${@:2}"; }
+
 check_compiler
 mkdir -p build
 check "C++: release build, warnings as errors, ABI checks against the oldest and the newest jaxlib" cpp_build
 check "C++: tests" ctest --preset release
-check "Python: tests, newest JAX" "$venv/bin/python" -m pytest tests/python tests/packaging tests/peers "$@"
-check "Python: tests, JAX 0.8.0" build/venv-oldest/bin/python -m pytest tests/python tests/peers "$@"
+check "Python: tests, newest JAX" run_pytest "$venv" tests/python tests/packaging tests/peers "$@"
+check "Python: tests, JAX 0.8.0" run_pytest build/venv-oldest tests/python tests/peers "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:\n' >&2

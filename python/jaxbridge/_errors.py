@@ -60,6 +60,10 @@ class _Recorded(NamedTuple):
     on_program_thread: bool
 
 
+# What an error of a program arrives as: jaxlib's fast path, which a program takes from its second call
+# on, raises a ValueError.
+from_xla = (jax.errors.JaxRuntimeError, ValueError)
+
 _kept_errors = 256
 
 # Reentrant: a collection inside can run a destructor that makes a call which fails.
@@ -72,6 +76,14 @@ _id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
 
 def record(exception: BaseException, *, function_name: str, key: int) -> str:
     """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
+    mark = keep(exception, key)
+    try:
+        return printable(f"{_described(exception, function_name)}\n{mark}")
+    except BaseException:  # the exception's own code: none of it may come between it and the user
+        return f"{type.__repr__(type(exception))}\n\nraised by an external function\n{mark}"
+
+
+def _described(exception: BaseException, function_name: str) -> str:
     # The frames of the core's own Python (this package) tell a user nothing.
     frames = exception.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
@@ -88,10 +100,7 @@ def record(exception: BaseException, *, function_name: str, key: int) -> str:
     except Exception:
         message = "(str() of the exception failed)"
     first = f"{name}: {message}" if message else name
-    return _printable(
-        f"{first}\n\nraised by the external function {function_name!r}:\n{text}\n"
-        f"{keep(exception, key)}"
-    )
+    return f"{first}\n\nraised by the external function {function_name!r}:\n{text}"
 
 
 def keep(exception: BaseException, key: int) -> str:
@@ -108,7 +117,7 @@ def keep(exception: BaseException, key: int) -> str:
     return f"[jaxbridge error {number}]"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What survives the way through C strings in UTF-8."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
@@ -181,7 +190,7 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
                 ]
                 if new:
                     found = _originals.pop(new[0]).exception
-        elif isinstance(error, jax.errors.JaxRuntimeError):
+        elif isinstance(error, from_xla):
             found = original(error)
         if found is not None:
             raise found

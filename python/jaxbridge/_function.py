@@ -282,7 +282,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raised = None
             if _errors.newest() != before:
                 raised = _errors.raised_by(site.key, before)
-        except jax.errors.JaxRuntimeError as error:
+        except _errors.from_xla as error:
             raised = _errors.original(error)
             if raised is None:
                 raise
@@ -369,6 +369,8 @@ def _is_operand(leaf: Any) -> bool:
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
         or _compat.is_ref(leaf)
         or hasattr(type(leaf), "__jax_array__")
+        # JAX's own numbers, in which a transformation passes on a Python number
+        or (isinstance(leaf, (int, float, complex)) and hasattr(leaf, "dtype"))
     )
 
 

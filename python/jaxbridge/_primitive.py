@@ -93,12 +93,16 @@ def _run(*operands: Any, site: "CallSite", results: tuple[Result, ...]) -> list[
     return list(call_p.bind(*operands, site=site, results=results))
 
 
+def _arrays(operands: Sequence[Any]) -> list[Any]:
+    return [x for x in operands if isinstance(x, jax.Array)]
+
+
 def _impl(*operands: Any, **params: Any) -> list[Any]:
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         # On the CPU a program whose operands are there runs on this thread, and its errors are raised
         # by this call. One that has to wait for them runs later, elsewhere.
-        if any(d.platform == "cpu" for x in operands[:1] for d in x.devices()):
+        if any(d.platform == "cpu" for x in _arrays(operands)[:1] for d in x.devices()):
             jax.block_until_ready(operands)
         return list(_run(*operands, **params))
 

@@ -83,7 +83,14 @@ def _resolve_for_core(key: int, text: str) -> Any:
         return _resolve(key, text)
     except NotRegisteredError as error:
         # The core passes on the text; the mark leads back to the exception.
-        raise NotRegisteredError(f"{error}\n{_errors.keep(error, key)}") from error
+        raise NotRegisteredError(
+            _errors.printable(f"{error}\n{_errors.keep(error, key)}")
+        ) from error
+    except Exception as error:
+        raise NotRegisteredError(
+            f"the program's description of an external function is damaged ({type(error).__name__}); "
+            f"build the program again"
+        ) from error
 
 
 _core.set_resolver(_resolve_for_core)

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/python_target.hpp"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "core/cuda/staging.hpp"
@@ -82,6 +86,9 @@ python_target::python_target(nb::object make_plan, nb::object on_error, nb::obje
       on_held_(std::move(on_held)),
       in_place_(std::move(in_place)) {
   for (const auto& [operand, result] : in_place_) {
+    if (operand >= dispatch::max_buffers || result >= dispatch::max_buffers) {
+      throw std::invalid_argument("in_place names buffers that no call has");
+    }
     if (writable_operand_.size() <= operand) writable_operand_.resize(operand + 1);
     writable_operand_[operand] = true;
   }
@@ -184,10 +191,18 @@ void python_target::run(const plan& p, const dispatch::call& c, const std::vecto
   const current_call_scope scope(c);
   try {
     p.run(operands, results, c.device.ordinal, c.stream.address());
+  } catch (__cxxabiv1::__forced_unwind&) {
+    // The interpreter ended before the function did, and Python (3.12, 3.13) ends this thread.
+    // Nothing of ours may run any more, not even a destructor, and XLA's frames cannot be unwound:
+    // the thread waits for the end of the process, as Python itself has it from 3.14 on.
+    for (;;) pause();
   } catch (nb::python_error& raised) {
     // An exception's frames hold views legitimately; on_held clears them.
     const nb::object exception = nb::borrow(raised.value());
     end_lease(exception);
+    // What the exception itself still holds must not hand out XLA's memory.
+    revoke(operands);
+    revoke(results);
     throw;
   }
   end_lease(nb::none());
@@ -304,11 +319,19 @@ void bind_target(nb::module_& m) {
               const nb::gil_scoped_acquire gil;
               try {
                 const nb::object found = (*kept)(key, nb::str(spec.data(), spec.size()));
-                return std::shared_ptr<dispatch::target>(
-                    nb::cast<std::shared_ptr<python_target>>(found));
+                auto target = nb::cast<std::shared_ptr<python_target>>(found);
+                if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
+                return std::shared_ptr<dispatch::target>(std::move(target));
               } catch (nb::python_error& raised) {
-                const nb::object text = nb::str(raised.value());
-                return status(status_code::not_found, nb::cast<std::string>(text));
+                try {
+                  const nb::object text = nb::str(raised.value());
+                  return status(status_code::not_found, nb::cast<std::string>(text));
+                } catch (std::exception& second) {
+                  return status(status_code::not_found,
+                                std::string("the function was not found, and the error's text "
+                                            "cannot be read: ") +
+                                    second.what());
+                }
               } catch (std::exception& e) {
                 return status(status_code::internal, e.what());
               }

@@ -616,3 +616,16 @@ def test_stats_and_clear(x):
     f.clear()
     g(x)
     assert f.stats()["calls"] == 4
+
+
+def test_python_numbers_under_transformations():
+    log = jaxbridge.call(lambda v: None, None)
+    assert float(jax.grad(lambda v: (log(v), v * v)[1])(2.0)) == 4
+    jax.effects_barrier()
+
+    @jax.custom_jvp
+    def sine(v):
+        return jaxbridge.call(np.sin, lambda u: jax.ShapeDtypeStruct(u.shape, u.dtype))(v)
+
+    sine.defjvp(lambda p, t: (sine(*p), jnp.cos(p[0]) * t[0]))
+    np.testing.assert_allclose(jax.grad(sine)(2.0), np.cos(2.0), rtol=1e-6)

@@ -810,3 +810,44 @@ def test_spec_that_is_no_spec(x, spec):
 
     rule = jax.ffi.ffi_call(_lowering._target, F32)
     jax_error(jax.jit(lambda v: rule(v, key=np.int64(54321), spec=spec)), x)
+
+
+@pytest.mark.parametrize("way", ["eager", "reraise", "jit"])
+def test_the_exception_of_a_later_call_is_the_original_too(way):
+    """From its second call on a program takes jaxlib's fast path, which raises a ValueError."""
+
+    class OwnError(Exception):
+        pass
+
+    def fn(v):
+        if v[0] < 0:
+            raise OwnError("negative")
+        return v
+
+    f = jaxbridge.call(fn, lambda v: v)
+    g = f if way == "eager" else jax.jit(f)
+    x = jnp.ones(3)
+    for _ in range(3):
+        jax.block_until_ready(g(x))
+    if way == "eager":
+        with pytest.raises(OwnError):
+            g(-x)
+    elif way == "reraise":
+        with pytest.raises(OwnError), jaxbridge.reraise():
+            jax.block_until_ready(g(-x))
+    else:
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="OwnError: negative"):
+            jax.block_until_ready(g(-x))
+    jax.block_until_ready(g(x))
+
+
+def test_an_exception_that_cannot_be_described_is_the_original_all_the_same():
+    class Hostile(Exception):
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    def fn(v):
+        raise Hostile
+
+    with pytest.raises(Hostile):
+        jaxbridge.call(fn, lambda v: v)(jnp.ones(2))

@@ -21,7 +21,7 @@ status malformed(std::string what) noexcept {
 }
 
 // No program has as many: a larger count is not one.
-constexpr std::int64_t max_entries = std::int64_t{1} << 20;
+constexpr auto max_entries = static_cast<std::int64_t>(max_buffers);
 
 // Blocks of one thread, by depth of nested calls. They only grow, and end with the thread.
 struct thread_blocks {

@@ -2,6 +2,7 @@
 // One decoded call frame, and the reusable memory it is decoded into.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,6 +15,9 @@
 #include "jaxbridge/stream.hpp"
 
 namespace jaxbridge::dispatch {
+
+/// More operands, or results, no call has.
+inline constexpr std::size_t max_buffers = std::size_t{1} << 20;
 
 /// What XLA asks for: which function, on what memory, where. Valid until the handler returns.
 struct call {
