@@ -125,6 +125,11 @@ def ref_value_aval(x: Any) -> Any:
     return jax.typeof(x).inner_aval
 
 
+def is_typed_number(x: Any) -> bool:
+    """Whether `x` is JAX's form of a Python number inside a transformation (0.9 and later)."""
+    return isinstance(x, (int, float, complex)) and hasattr(x, "dtype")
+
+
 def is_key_array(x: Any) -> bool:
     """Whether `x` is an array of typed PRNG keys, which have no plain memory."""
     dtype: Any = getattr(x, "dtype", None)

@@ -369,8 +369,7 @@ def _is_operand(leaf: Any) -> bool:
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
         or _compat.is_ref(leaf)
         or hasattr(type(leaf), "__jax_array__")
-        # JAX's own numbers, in which a transformation passes on a Python number
-        or (isinstance(leaf, (int, float, complex)) and hasattr(leaf, "dtype"))
+        or _compat.is_typed_number(leaf)
     )
 
 

@@ -73,6 +73,14 @@ def check(
         )
     if isinstance(out, bool):
         raise ValueError(f"{name}: out is {out!r}; expected None, a keyword's name, 0 or -1")
+    if inout is not None and not isinstance(inout, Mapping):
+        raise ValueError(
+            f"{name}: inout is {inout!r}; expected a mapping from arguments to results, "
+            f"such as {{0: 0}}"
+        )
+    for option, value in (("elementwise", elementwise), ("has_side_effect", has_side_effect)):
+        if value not in (True, False, None):
+            raise ValueError(f"{name}: {option} is {value!r}; expected True or False")
     pairs = tuple((inout or {}).items())
     for argument, result in pairs:
         if not isinstance(argument, (int, str)) or not isinstance(result, int) or result < 0:

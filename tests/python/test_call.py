@@ -548,6 +548,9 @@ def test_pure_calls_are_dropped_and_loggers_run(x):
         (dict(vmap_method="fast"), "vmap_method is 'fast'"),
         (dict(vmap_method="sequential", elementwise=True), "drop vmap_method"),
         (dict(inout={0: -1}), "inout is"),
+        (dict(inout=0), "inout is 0"),
+        (dict(inout=[0]), "expected a mapping"),
+        (dict(has_side_effect="no"), "has_side_effect is 'no'"),
         (dict(inout={0: 0, 1: 0}), "one result cannot be two"),
         (dict(name=""), "name is ''"),
     ],
@@ -629,3 +632,11 @@ def test_python_numbers_under_transformations():
 
     sine.defjvp(lambda p, t: (sine(*p), jnp.cos(p[0]) * t[0]))
     np.testing.assert_allclose(jax.grad(sine)(2.0), np.cos(2.0), rtol=1e-6)
+
+
+def test_python_numbers_in_a_ufunc_under_custom_jvp():
+    sine = jaxbridge.from_ufunc(np.sin)
+    f = jax.custom_jvp(lambda v: sine(v))
+    f.defjvp(lambda p, t: (f(p[0]), t[0] * jnp.cos(p[0])))
+    np.testing.assert_allclose(f(1.0), np.sin(1.0), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(f)(1.0), np.cos(1.0), rtol=1e-6)
