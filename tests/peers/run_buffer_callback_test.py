@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
         return 2
     path = Path(arguments[0]).resolve()
     adapter.install()
+    sys.dont_write_bytecode = True  # the test file may lie where nothing is to be written
     # This repository's own pytest settings and fixtures are not for another project's tests.
     options = ["-c", "/dev/null", f"--rootdir={path.parent}", "--noconftest"]
     options += ["-p", "no:cacheprovider", "-rs", str(path)]
