@@ -263,11 +263,6 @@ def _assigns_to(free: frozenset[str], code: types.CodeType) -> bool:
     ) or any(_assigns_to(free, c) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
-def import_hint(ref: str) -> str:
-    """The module of a reference."""
-    return ref.partition(":")[0]
-
-
 def place(fn: Any) -> tuple[str, str] | None:
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     return (module, name) if module and name and "<" not in name else None

@@ -266,7 +266,6 @@ def _debugging(run: Run, own: Sequence[int]) -> Run:
 
 def end_lease(
     site: "CallSite",
-    held: Sequence[int],
     operands: list[Any],
     results: list[Any],
     exception: BaseException | None,
@@ -276,7 +275,6 @@ def end_lease(
     Raises:
         ViewKeptError: the function did keep a view. Where it raised, its own exception, with a note.
     """
-    del held  # what is held now counts
     keeps = False
     for e in _chain(exception):
         traceback.clear_frames(e.__traceback__)

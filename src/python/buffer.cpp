@@ -251,6 +251,16 @@ std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {
   return layout;
 }
 
+std::vector<std::size_t> held(const nb::list& buffers) {
+  std::vector<std::size_t> positions;
+  for (std::size_t i = 0; i < nb::len(buffers); ++i) {
+    if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
+      positions.push_back(i);
+    }
+  }
+  return positions;
+}
+
 void bind_buffer(nb::module_& m) {
   nb::class_<call_buffer>(m, "Buffer", nb::type_slots(buffer_slots),
                           "A dense row-major array that XLA owns, for the time of one call.")
@@ -353,19 +363,8 @@ void bind_buffer(nb::module_& m) {
         return out;
       },
       nb::sig("def dtype_names() -> list[str]"), "The names of XLA's element types.");
-  m.def(
-      "held",
-      [](const nb::list& buffers) {
-        nb::list out;
-        for (std::size_t i = 0; i < nb::len(buffers); ++i) {
-          if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
-            out.append(i);
-          }
-        }
-        return out;
-      },
-      nb::arg("objects"), nb::sig("def held(objects: list[Buffer]) -> list[int]"),
-      "Positions of those that something besides this list refers to.");
+  m.def("held", &held, nb::arg("objects"), nb::sig("def held(objects: list[Buffer]) -> list[int]"),
+        "Positions of those that something besides this list refers to.");
 }
 
 }  // namespace jaxbridge::python

@@ -43,18 +43,6 @@ nb::list describe(const std::vector<std::shared_ptr<const buffer_layout>>& layou
   return out;
 }
 
-// The positions in `buffers` of those that something besides the list refers to.
-nb::list held_positions(const nb::list& buffers, std::size_t offset) {
-  nb::list out;
-  const std::size_t n = nb::len(buffers);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
-      out.append(offset + i);
-    }
-  }
-  return out;
-}
-
 // A pinned block that holds the operands of `c`, each at its offset.
 result<cuda::staging_block> to_host(const dispatch::call& c, std::size_t size_bytes,
                                     const std::vector<std::size_t>& offsets) {
@@ -175,12 +163,10 @@ void python_target::run(const plan& p, const dispatch::call& c, const std::vecto
   // The lease of the views ends here, whether the function returned or raised: nothing but our two
   // lists may refer to the buffers any more.
   const auto end_lease = [&](const nb::object& exception) {
-    nb::list held = held_positions(operands, 0);
-    for (nb::handle i : held_positions(results, operand_count)) held.append(i);
-    if (nb::len(held) == 0) return;
+    if (held(operands).empty() && held(results).empty()) return;
     // on_held looks again, after one collection, and raises where it was no false alarm.
     try {
-      on_held_(held, operands, results, exception);
+      on_held_(operands, results, exception);
     } catch (...) {
       revoke(operands);
       revoke(results);

@@ -31,14 +31,13 @@ class python_target final : public dispatch::target {
 
   /// `make_plan(platform, operands, results) -> (run, staged)`, where each buffer is described by
   /// (dtype, shape); `run(operands, results, ordinal, stream)`; `on_error(exception) -> text`;
-  /// `on_held(indexes, buffers, exception or None) -> None or raises`.
+  /// `on_held(operands, results, exception or None) -> None or raises`.
   python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
                 std::vector<index_pair> in_place);
   ~python_target() override;
 
   status invoke(const dispatch::call& c) noexcept override;
 
-  [[nodiscard]] nb::object make_plan() const { return make_plan_; }
   [[nodiscard]] std::size_t calls() const noexcept { return calls_; }
   void clear_plans() { plans_.clear(); }
 
