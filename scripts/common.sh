@@ -176,10 +176,14 @@ make_venv() {
       "Install them, then run the same command again:" \
       "  apt-get install $with-venv      (Debian, Ubuntu)"
   fi
-  # --group, for the dependency groups of pyproject.toml, came with 25.1.
-  if ! "$directory/bin/python" -c '
+  modern_pip "$directory"
+}
+
+# modern_pip ENVIRONMENT: --group, for the dependency groups of pyproject.toml, came with 25.1.
+modern_pip() {
+  if ! "$1/bin/python" -c '
 import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (25, 1))'; then
-    pip_in "$directory" --upgrade "pip>=25.1"
+    pip_in "$1" --upgrade "pip>=25.1"
   fi
 }
 

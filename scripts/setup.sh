@@ -12,6 +12,7 @@
 environment() {
   local python
   if [ -x "$venv/bin/python" ] && python_fits "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    modern_pip "$venv"
     return 0
   fi
   if ! python=$(find_python); then
