@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _errors, _plan, _spec
+from ._identity import Witness
 from ._options import Options
 from ._spec import Template
 
 if TYPE_CHECKING:
-    from ._function import Function
+    from ._callee import Callee
 
 
 class Registration:
@@ -23,7 +24,7 @@ class Registration:
         self.site = site
         self.key = key
         self.holds = 0
-        self._stats = site.function.counts
+        self._stats = site.callee.counts
         self.target = _core.Target(
             functools.partial(_plan.make_plan, site),
             functools.partial(_errors.record, function_name=site.name, key=site.key),
@@ -64,11 +65,22 @@ class Hold:
                 last.end()
 
 
-# A key has one registration, which its executables share; that of a durable call is never given up.
+# A key has one registration, which its executables share; the process holds that of a durable call.
 # Reentrant: a collection inside can end a Hold.
 _registrations: dict[int, Registration] = {}
 _durable: dict[int, Hold] = {}
 _registration_lock = threading.RLock()
+
+
+def forget_durable(callee: "Callee") -> None:
+    """Gives up what the process holds of a Function; a program that calls it finds it again."""
+    with _registration_lock:
+        forgotten = [
+            _durable.pop(key)
+            for key, hold in list(_durable.items())
+            if hold.registration.site.callee is callee
+        ]
+    del forgotten  # without the lock
 
 
 class Stats:
@@ -88,9 +100,11 @@ class CallSite:
     Equal sites have equal keys. It is a parameter of the primitive, so that JAX's caches compare it.
     """
 
-    function: "Function[Any, Any]"
+    callee: "Callee"
     key: int
     text: str
+    # What the text names among the static arguments.
+    witness: Witness
     arguments: Template
     operand_count: int
     own_results: Template
@@ -100,32 +114,35 @@ class CallSite:
 
     @property
     def name(self) -> str:
-        return self.function.name
+        return self.callee.name
 
     @property
     def out(self) -> str | int | None:
-        return self.function.options.out
+        return self.callee.options.out
 
     @property
     def options(self) -> "Options":
-        return self.function.options
+        return self.callee.options
 
     def function_on(self, platform: str) -> Callable[..., Any]:
-        return self.function.callee(platform)
+        return self.callee.on(platform)
 
     def framework_on(self, platform: str) -> str:
-        return self.function.framework(platform)
+        return self.callee.framework_on(platform)
 
     def hold(self) -> Hold:
         """Registers the call's target, and keeps it registered as long as the result lives."""
         key = self.key
+        others = 0
         with _registration_lock:
             while True:
                 found = _registrations.get(key)
                 if found is None:
                     found = _registrations[key] = Registration(self, key)
-                elif not self.function.is_same_as(found.site.function):
-                    key = _spec.key_of(self.text + self.function.own_identity)
+                elif not self._means_the_same_as(found.site):
+                    # The same text, and other objects: another key, of this process alone.
+                    others += 1
+                    key = _spec.key_of(f"{self.text} {self.callee.own_identity} {others}")
                     continue
                 found.holds += 1
                 if _registrations.get(key) is found:
@@ -136,12 +153,15 @@ class CallSite:
                 _durable.setdefault(key, hold)
             return hold
 
+    def _means_the_same_as(self, other: "CallSite") -> bool:
+        return self.callee.is_same_as(other.callee) and self.witness.agrees_with(other.witness)
+
     def __eq__(self, other: object) -> bool:
-        return (
+        return self is other or (
             isinstance(other, CallSite)
             and self.key == other.key
             and self.options == other.options
-            and self.function.is_same_as(other.function)
+            and self._means_the_same_as(other)
         )
 
     def __hash__(self) -> int:

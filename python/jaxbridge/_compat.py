@@ -18,6 +18,7 @@ from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
+from jax._src import util as _util
 
 # Untyped: each JAX has other names in it.
 _core: Any = _jax_core
@@ -204,6 +205,22 @@ def keep_alive(ctx: Any, thing: Any) -> None:
         ctx.module_context.add_host_callback(lambda *_, thing=thing: None)
     else:
         ctx.module_context.add_keepalive(thing)
+
+
+def hold_weakly(kind: type) -> None:
+    """Lets JAX's cache of abstract evaluation hold parameters of this type weakly.
+
+    It would keep the last 2048 functions, with all that they captured. A private set (0.8.0 to 0.12).
+    """
+    _util.weakref_cache_key_types.add(kind)
+
+
+def bounded_cache(size: int) -> Any:
+    """A decorator: the last `size` results are kept, until `jax.clear_caches()`.
+
+    JAX has no public way to take part in that (0.8.0 to 0.12).
+    """
+    return _util.cache(max_size=size, trace_context_in_key=False)
 
 
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:

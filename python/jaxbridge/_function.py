@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -11,17 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _errors, _identity, _in_place, _options, _plan, _primitive, _spec
-from ._call_site import CallSite, Stats
-from ._errors import PlatformError
-from ._options import default_frameworks, frameworks, per_platform
+from . import _call_site, _compat, _errors, _identity, _in_place, _options, _plan, _primitive, _spec
+from ._call_site import CallSite
+from ._callee import Callee
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Named Functions live as long as the process, so that a program from elsewhere finds them.
-named: dict[str, "Function[Any, Any]"] = {}
 
 
 class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
@@ -36,138 +33,30 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         options: dict[str, Any],
         name: str | None,
     ) -> None:
-        any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
-        shown = name or _identity.default_name(any_fn)
-        self._callees: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
-        for platform, f in self._callees.items():
-            if not callable(f):
-                raise TypeError(f"{shown}: the function for {platform} is {f!r}, not a callable")
+        functions = list(fn.values()) if isinstance(fn, Mapping) else [fn]
+        for f in functions:
             if isinstance(f, Function):
-                raise TypeError(f"{shown}: {f!r} is a jaxbridge Function already; call it directly")
-        self._frameworks: dict[str, str] = (
-            dict(default_frameworks)
-            if framework is None
-            else per_platform(framework, "framework", shown)
-        )
-        _options.check_frameworks(shown, self._frameworks)
-        self.options = _options.check(shown, **options)
-        self.name = shown
+                raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
+        self.callee = Callee(fn, framework=framework, options=options, name=name)
         self._results = result_shape_dtypes
-        self._tokens: dict[Any, str] = {}
-        self.counts = Stats()
-
-        # Tells it from a function that was the same by content when it was made, and is not any more.
-        self.own_identity = _identity.unique()
-
-        self._references = {p: _identity.reference(f) for p, f in self._callees.items()}
-        self._witness = _identity.Witness()
-        fingerprints = {
-            id(f): _identity.fingerprint(f, self._witness) for f in self._callees.values()
-        }
-        self._identities = {p: fingerprints[id(f)] for p, f in self._callees.items()}
-        self._is_explicitly_named = name is not None
-        told = all(map(_identity.is_told, self._identities.values()))
-        self.is_named = name is not None or (
-            told and all(r is not None for r in self._references.values())
-        )
-        if name is not None:
-            self._claim_name(name)
-        functools.update_wrapper(self, cast(Callable[..., Any], any_fn), updated=())
+        # Weak there: JAX's caches hold the programs' calls, and these the callee.
+        self._programs = _primitive.Programs()
+        self.callee.programs = weakref.ref(self._programs)
+        any_fn = functions[0]
+        functools.update_wrapper(self, any_fn, updated=())
         with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
-            self.__signature__ = inspect.signature(cast(Callable[..., Any], any_fn))
+            self.__signature__ = inspect.signature(any_fn)
 
-    def _claim_name(self, name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name is {name!r}; expected a string that is not empty")
-        # What an explicitly named function is, is told by its name: a closure's cells may hold anything.
-        self._identities = {
-            p: i if _identity.is_told(i) else _identity.fingerprint_of_named(self._callees[p], name)
-            for p, i in self._identities.items()
-        }
-        before = named.get(name)
-        if (
-            before is not None
-            and before._definition() != self._definition()
-            and not (
-                all(map(_identity.is_told, self._identities.values())) and self._redefines(before)
-            )
-        ):
-            raise ValueError(
-                f"the name {name!r} belongs to another function already ({before._places()}; this is "
-                f"{self._places()}); an exported program could not tell them apart: choose another name"
-            )
-        named[name] = self
+    @property
+    def name(self) -> str:
+        """What profiles and errors show."""
+        return self.callee.name
 
-    def _definition(self) -> Any:
-        # Where content can't tell, only the very same object is the same function.
-        told = {
-            p: i if _identity.is_told(i) else _spec.ById(self._callees[p])
-            for p, i in self._identities.items()
-        }
-        return told, self._frameworks, self.options
-
-    def _places(self) -> str:
-        return ", ".join(
-            sorted(
-                {
-                    r or f"{f.__module__}:{getattr(f, '__qualname__', f)}"
-                    for r, f in zip(self._references.values(), self._callees.values(), strict=True)
-                }
-            )
-        )
-
-    def _redefines(self, before: "Function[Any, Any]") -> bool:
-        """A notebook cell that was run again: the same place, other code."""
-        return all(
-            _identity.place(self._callees[p]) == _identity.place(before._callees.get(p)) is not None
-            for p in self._callees
-        )
-
-    def is_same_as(self, other: "Function[Any, Any]") -> bool:
-        """Whether one may be called in place of the other: the same by content, then and now."""
-        return self is other or (
-            self._identities == other._identities
-            and self._witness.reads_the_same(other._witness)
-            and self._witness.holds()
-            and other._witness.holds()
-            and all(
-                _identity.is_told(i) or self._callees[p] is other._callees[p]
-                for p, i in self._identities.items()
-            )
-        )
+    @property
+    def options(self) -> _options.Options:
+        return self.callee.options
 
     # ---- what a call needs -------------------------------------------------------------------
-
-    def callee(self, platform: str) -> Callable[..., Any]:
-        """The function for `platform`; PlatformError where there is none."""
-        if platform not in self._callees:
-            there = " and ".join(sorted(self._callees)) or "no platform"
-            raise PlatformError(
-                f"{self.name}: there is a function for {there}, none for {platform}; give one as "
-                f'call({{"cpu": f, "cuda": g}}, ...), or run it on {there}'
-            )
-        return self._callees[platform]
-
-    def framework(self, platform: str) -> str:
-        """The framework whose arrays the function gets on `platform`."""
-        if platform not in self._frameworks:
-            raise PlatformError(f"{self.name}: framework= names none for {platform}")
-        framework = self._frameworks[platform]
-        if platform not in frameworks[framework]:
-            raise PlatformError(
-                f"{self.name}: {framework} has no arrays on {platform}; give framework= one for each "
-                f'platform, for example {{"cpu": "numpy", "cuda": "{framework}"}}'
-            )
-        return framework
-
-    def _token(self, x: Any) -> str:
-        """A text for a static value that has none: equal for equal values, as long as the Function."""
-        try:
-            key = _spec.exactly(x)
-            hash(key)
-        except TypeError:
-            key = _spec.ById(x)
-        return self._tokens.setdefault(key, _identity.unique())
 
     def _site(
         self,
@@ -178,38 +67,37 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         own_results: Any,
         has_side_effect: bool,
     ) -> CallSite:
-        if not self._witness.holds():
-            # A variable of an enclosing function has another value now: content can't tell any more.
-            self._identities = {p: _identity.unique() for p in self._identities}
-            self._witness = _identity.Witness()
-        encoded, portable = _spec.encode(arguments, self._token)
-        encoded_results, portable_results = _spec.encode(own_results, self._token)
-        told = not any(i.startswith("only:") for i in self._identities.values())
-        durable = self.is_named and portable and portable_results and told
+        callee = self.callee
+        callee.tell()
+        witness = _identity.Witness()
+        encoded, portable = _spec.encode(arguments, callee.token, witness)
+        encoded_results, portable_results = _spec.encode(own_results, callee.token, witness)
+        durable = callee.is_durable and portable and portable_results
         text = _spec.to_text(
             {
                 "arguments": encoded,
                 "elementwise": self.options.elementwise,
-                "frameworks": self._frameworks,
-                "identities": self._identities,
+                "frameworks": callee.frameworks,
+                "identities": callee.identities,
                 "in_place": in_place,
                 "modules": sorted(
-                    {str(getattr(f, "__module__", None)) for f in self._callees.values()}
+                    {str(getattr(f, "__module__", None)) for f in callee.functions.values()}
                 ),
                 "name": self.name,
-                "named": self._is_explicitly_named,
+                "named": callee.is_explicitly_named,
                 "durable": durable,
                 "out": self.options.out,
                 "own_results": encoded_results,
                 "operands": operand_count,
-                "references": self._references,
+                "references": callee.references,
                 "side_effect": has_side_effect,
             }
         )
         return CallSite(
-            self,
+            callee,
             _spec.key_of(text),
             text,
+            witness,
             Template(arguments),
             operand_count,
             Template(own_results),
@@ -353,12 +241,15 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         Returns:
             calls: how often XLA called it.
         """
-        return {"calls": self.counts.calls()}
+        return {"calls": self.callee.counts.calls()}
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""
-        for registration in list(self.counts.live):
+        for registration in list(self.callee.counts.live):
             registration.target.clear_plans()
+        _primitive.programs_of(self.callee).clear()
+        self.callee.forget_tokens()
+        _call_site.forget_durable(self.callee)
 
     def __repr__(self) -> str:
         return f"<jaxbridge.Function {self.name}>"

@@ -6,12 +6,14 @@ these can't change. What can change (a list in a closure, an object of a class) 
 an identity that no other function in any process has.
 """
 
-import dataclasses
 import dis
 import enum
 import functools
+import gc
 import hashlib
+import inspect
 import itertools
+import operator
 import os
 import sys
 import types
@@ -33,40 +35,64 @@ def unique() -> str:
     return f"only:{_process}:{next(_counter)}"
 
 
-@dataclasses.dataclass
 class Witness:
-    """What a fingerprint rests on and can't see change: closure cells, and where globals are read.
+    """What a fingerprint can't see: whether the same names still mean the same objects.
 
-    Attributes:
-        cells: each cell that was read, with the content that it had.
-        namespaces: the globals of each function.
+    In one process two things of one name can differ: a class that was defined again, a module that
+    was loaded again. So what a fingerprint tells by a name is compared as the object, too.
     """
 
-    cells: list[tuple[types.CellType, Any]] = dataclasses.field(default_factory=list)
-    namespaces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    def __init__(self) -> None:
+        # Each function that was told, and its parts then.
+        self._functions: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
+        self._objects: list[Any] = []
+
+    def saw_function(self, fn: types.FunctionType) -> None:
+        """`fn` was told by its content, and reads its globals where it does."""
+        self._functions.append((fn, _parts(fn)))
+        self._objects.append(fn.__globals__)
+
+    def saw(self, x: Any) -> None:
+        """`x` was told by its name."""
+        self._objects.append(x)
+
+    def add(self, other: "Witness") -> None:
+        self._functions += other._functions
+        self._objects += other._objects
 
     def holds(self) -> bool:
-        """Whether every cell still has the content that was told."""
-        return all(_content(cell) is content for cell, content in self.cells)
+        """Whether every function is still what it was; one that is patched is not."""
+        return all(
+            len(now := _parts(fn)) == len(then) and all(map(operator.is_, now, then))
+            for fn, then in self._functions
+        )
 
-    def reads_the_same(self, other: "Witness") -> bool:
-        """Whether the functions read their globals in the same places."""
-        return list(map(id, self.namespaces)) == list(map(id, other.namespaces))
+    def agrees_with(self, other: "Witness") -> bool:
+        """Whether the names meant the same objects."""
+        return len(self._objects) == len(other._objects) and all(
+            map(operator.is_, self._objects, other._objects)
+        )
 
 
-def fingerprint(fn: Any, witness: Witness | None = None) -> str:
-    """The identity of `fn`: equal for equal content, `unique()` where content can't tell.
+def _parts(fn: types.FunctionType) -> tuple[Any, ...]:
+    cells = fn.__closure__ or ()
+    return fn.__code__, fn.__defaults__, fn.__kwdefaults__, *map(_content, cells)
+
+
+def fingerprint(fn: Any) -> tuple[str, Witness]:
+    """The identity of `fn`, and what it rests on: equal for equal content, `unique()` where that
+    can't tell.
 
     Args:
         fn: a function, or something else that is called.
-        witness: gets what the answer rests on.
     """
+    witness = Witness()
     try:
         digest = hashlib.sha256()
-        _Feed(digest.update, witness or Witness(), with_holes=False).feed(fn)
-        return f"content:{digest.hexdigest()}"
+        _Feed(digest.update, witness, with_holes=False).feed(fn)
+        return f"content:{digest.hexdigest()}", witness
     except _CannotTellError:
-        return unique()
+        return unique(), Witness()
 
 
 def fingerprint_of_named(fn: Any, name: str) -> str:
@@ -160,6 +186,7 @@ class _Feed:
             self._each("frozenset", sorted(x, key=repr))
         elif isinstance(x, enum.Enum) and (ref := reference(kind)) is not None:
             self._text(f"enum:{ref}:{x.name}")
+            self._witness.saw(kind)
             if x.name not in kind.__members__:  # a combination of flags
                 self.feed(x.value)
         elif isinstance(x, np.dtype):
@@ -175,6 +202,7 @@ class _Feed:
             self._text(x.tobytes().hex())
         elif isinstance(x, types.ModuleType):
             self._text(f"module:{x.__name__}")
+            self._witness.saw(x)
         elif isinstance(x, types.CodeType):
             self._feed_code(x)
         elif kind is functools.partial:
@@ -184,7 +212,7 @@ class _Feed:
         elif isinstance(x, types.MethodType) and isinstance(x.__self__, type):
             self._each("method", (x.__func__, x.__self__))
         elif (ref := reference(x)) is not None:
-            self._text(f"reference:{ref}")
+            self._feed_reference(x, ref)
         else:
             self._cannot_tell(x)
 
@@ -209,7 +237,6 @@ class _Feed:
             self._text(f"again:{self._met[id(x)]}")
             return
         self._met[id(x)] = len(self._met)
-        self._witness.namespaces.append(x.__globals__)
         self._text(f"function:{x.__module__}:{x.__qualname__}")
         # A closure that assigns to its cells, or a function with attributes, has a state of its own.
         free = frozenset(x.__code__.co_freevars)
@@ -218,17 +245,29 @@ class _Feed:
         )
         if has_state:
             self._cannot_tell(x)
+        self._witness.saw_function(x)
         self._feed_code(x.__code__)
         self._each("defaults", x.__defaults__ or ())
         self._each("kwdefaults", tuple(sorted((x.__kwdefaults__ or {}).items())))
         self._text(f"cells{len(free)}")
-        for cell in x.__closure__ or ():
+        for i in range(len(free)):
+            settled = _is_settled(x, i)
+            cell = (x.__closure__ or ())[i]
             content = _content(cell)
-            if content is _empty:  # a name that is bound later
+            if content is _empty or not settled:
                 self._cannot_tell(cell)
-                continue
-            self._witness.cells.append((cell, content))
-            self.feed(content)
+            if content is not _empty:
+                self.feed(content)
+
+    def _feed_reference(self, x: Any, ref: str) -> None:
+        self._text(f"reference:{ref}")
+        self._witness.saw(x)
+        # What a decorator made, of Numba's say: as much as can be told of the function in it.
+        wrapped = getattr(x, "__wrapped__", None)
+        if isinstance(wrapped, types.FunctionType):
+            before, self._with_holes = self._with_holes, True
+            self.feed(wrapped)
+            self._with_holes = before
 
     def _feed_code(self, code: types.CodeType) -> None:
         # Not the file and the lines: they move when something else in the module changes.
@@ -253,6 +292,84 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return _empty
+
+
+def _is_settled(fn: types.FunctionType, i: int) -> bool:
+    """Whether nothing can give another value to the variable in cell `i` of a closure.
+
+    Else two closures with equal cells may not be merged: the one's variable may change later. Who asks
+    has no reference to the cell.
+    """
+    name = fn.__code__.co_freevars[i]
+    if name == "__class__":  # of `super()`
+        return True
+    scope = _scope_of(name, fn.__code__)
+    if scope is not None:
+        return not _may_assign_again(name, scope)
+    # The scope has ended: whoever could assign is another closure over the cell.
+    cells = fn.__closure__ or ()
+    others = _references(cells, i) - _references((types.CellType(None),), 0)
+    if others == 0:
+        return True
+    closures = _closures_over(cells, i)
+    # What is not a closure is a scope that only waits: a generator's, another thread's.
+    return len(closures) == others + 1 and not any(
+        _assigns_to(frozenset([name]), f.__code__) for f in closures
+    )
+
+
+def _closures_over(cells: tuple[types.CellType, ...], i: int) -> list[types.FunctionType]:
+    return [
+        f
+        for closure in gc.get_referrers(cells[i])
+        if type(closure) is tuple
+        for f in gc.get_referrers(closure)
+        if isinstance(f, types.FunctionType) and f.__closure__ is closure
+    ]
+
+
+def _references(cells: tuple[types.CellType, ...], i: int) -> int:
+    return sys.getrefcount(cells[i])
+
+
+def _scope_of(name: str, code: types.CodeType) -> types.CodeType | None:
+    """The code that runs now, on this thread, and has the variable `name` of the closure `code`."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        scope = frame.f_code
+        if name in scope.co_cellvars and _contains(scope, code):
+            return scope
+        frame = frame.f_back
+    return None
+
+
+def _contains(scope: types.CodeType, code: types.CodeType) -> bool:
+    inner = [c for c in scope.co_consts if isinstance(c, types.CodeType)]
+    return any(c is code or _contains(c, code) for c in inner)
+
+
+def _may_assign_again(name: str, scope: types.CodeType) -> bool:
+    """Whether the code `scope`, or a function inside, assigns to its variable more than once."""
+    inner = [c for c in scope.co_consts if isinstance(c, types.CodeType)]
+    if any(name in c.co_freevars and _assigns_to(frozenset([name]), c) for c in inner):
+        return True
+    instructions = list(dis.get_instructions(scope))
+    stores = [
+        i.offset
+        for i in instructions
+        if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval == name
+    ]
+    arguments = scope.co_argcount + scope.co_kwonlyargcount
+    arguments += bool(scope.co_flags & inspect.CO_VARARGS)
+    arguments += bool(scope.co_flags & inspect.CO_VARKEYWORDS)
+    if name in scope.co_varnames[:arguments]:
+        return bool(stores)
+    in_loop = any(
+        i.opname.startswith("JUMP_BACKWARD") and i.argval <= stores[0] <= i.offset
+        for i in instructions
+        if stores
+    )
+    return len(stores) != 1 or in_loop
 
 
 def _assigns_to(free: frozenset[str], code: types.CodeType) -> bool:

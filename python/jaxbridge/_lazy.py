@@ -26,8 +26,6 @@ Shape = tuple[int | None, ...]
 # the arguments keep their positions, which errors name.
 _how = "<lazy_apply>"
 
-# An entry lives as long as the programs that call its Function.
-_functions: weakref.WeakValueDictionary[Any, Function[..., Any]] = weakref.WeakValueDictionary()
 _by_reference: weakref.WeakValueDictionary[str, types.FunctionType] = weakref.WeakValueDictionary()
 
 
@@ -150,34 +148,43 @@ def _function_for(
     single: bool,
     framework: str | Mapping[str, str] | None,
 ) -> tuple[Function[..., Any], dict[str, Any]]:
-    """The Function that calls `apply`, and what it takes beside the user's arguments.
-
-    Calls with one `func` find one Function while a program has it. Else an eager call of a function
-    whose content can't be told would be compiled each time.
-    """
-    func = how[0]
-    same = (
+    """The Function that calls `apply`, and what it takes beside the user's arguments."""
+    func, *rest = how
+    # A method is made anew each time that it is looked up.
+    parts = (
         (ById(func.__self__), ById(func.__func__))
         if isinstance(func, types.MethodType)
-        else ById(func)
+        else (ById(func),)
     )
     frameworks = tuple(framework.items()) if isinstance(framework, Mapping) else framework
-    key = apply, same, how[1:], results, frameworks
-    extra: dict[str, Any] = {_how: how}
-    found = _functions.get(key)
-    if found is None:
-        specs = tuple(jax.ShapeDtypeStruct(s, d) for s, d in results)
-        found = call(
-            # What has a reference is a static argument, which an exported program can carry.
-            apply if _is_portable(func) else functools.partial(apply, **extra),
-            specs[0] if single else specs,
-            framework=framework,
-            # Nothing is known about `func`: one call for each element is right always.
-            vmap_method="sequential",
-        )
-        found.name = default_name(func)
-        found = _functions.setdefault(key, found)
-    return found, extra if found.callee("cpu") is apply else {}
+    found = _made(apply, parts, *rest, results, single, frameworks)
+    return found, {_how: how} if found.callee.functions["cpu"] is apply else {}
+
+
+# Bounded: an eager call of a function whose content can't be told is not compiled each time.
+@_compat.bounded_cache(128)
+def _made(
+    apply: Callable[..., Any],
+    parts: tuple[ById, ...],
+    count: int | None,
+    narrow: bool,
+    results: tuple[tuple[Any, Any], ...],
+    single: bool,
+    framework: Any,
+) -> Function[..., Any]:
+    func = parts[0].x if len(parts) == 1 else types.MethodType(parts[1].x, parts[0].x)
+    specs = tuple(jax.ShapeDtypeStruct(s, d) for s, d in results)
+    how = {_how: (func, count, narrow)}
+    found = call(
+        # What has a reference is a static argument, which an exported program can carry.
+        apply if _is_portable(func) else functools.partial(apply, **how),
+        specs[0] if single else specs,
+        framework=dict(framework) if isinstance(framework, tuple) else framework,
+        # Nothing is known about `func`: one call for each element is right always.
+        vmap_method="sequential",
+    )
+    found.callee.name = default_name(func)
+    return found
 
 
 def _is_portable(func: Callable[..., Any]) -> bool:
@@ -192,7 +199,7 @@ def _is_portable(func: Callable[..., Any]) -> bool:
     is_def = isinstance(func, types.FunctionType)
     if is_def and _by_reference.setdefault(ref, func).__globals__ is not func.__globals__:
         return False
-    return _identity.is_told(_identity.fingerprint(func))
+    return _identity.is_told(_identity.fingerprint(func)[0])
 
 
 def _apply(*args: Any, **kwargs: Any) -> Any:

@@ -57,8 +57,14 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     hold = site.hold()
     if not hold.is_durable and not is_export:
         _compat.keep_alive(ctx, hold)
-    # Who runs an exported program looks the function up by what it is.
-    key = site.key if is_export else hold.registration.key
+    key = hold.registration.key
+    if is_export and key != site.key:
+        # Who runs an exported program looks the function up by what it is.
+        raise NotImplementedError(
+            f"{site.name}: a function that is told by the same name and content is in use in this "
+            f"process (a module was loaded again, or a class defined again), and an exported program "
+            f'could not tell them apart; give this one a name of its own: call(fn, ..., name="...")'
+        )
     rule = jax.ffi.ffi_lowering(
         _target,
         operand_output_aliases=dict(site.in_place),

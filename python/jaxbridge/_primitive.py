@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,10 +12,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _lowering
+from ._call_site import CallSite
 from ._errors import BatchingError, DerivativeError
 
 if TYPE_CHECKING:
-    from ._call_site import CallSite
+    from ._callee import Callee
 
 Result = tuple[tuple[int, ...], Any]
 
@@ -27,13 +28,14 @@ class BoundCall:
     `refs` are the operands that are `jax.Ref`s.
     """
 
-    site: "CallSite"
+    site: CallSite
     results: tuple[Result, ...]
     refs: tuple[int, ...]
 
 
 call_p = Primitive("jaxbridge_call")
 call_p.multiple_results = True
+_compat.hold_weakly(CallSite)
 
 
 def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
@@ -42,7 +44,7 @@ def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
         with jax.disable_jit(False):
-            return list(_jitted_with_refs(bound, *operands))
+            return list(programs_of(bound.site.callee).of(bound)(*operands))
     return _with_refs(bound, *operands)
 
 
@@ -57,9 +59,6 @@ def _with_refs(bound: BoundCall, *operands: Any) -> list[Any]:
     return outs[:declared]
 
 
-_jitted_with_refs = jax.jit(_with_refs, static_argnums=0)
-
-
 def _bind_values(bound: BoundCall, values: Sequence[Any]) -> list[Any]:
     if bound.site.options.vmap_method == "batched":
         outs = _bind(
@@ -71,7 +70,7 @@ def _bind_values(bound: BoundCall, values: Sequence[Any]) -> list[Any]:
     return _bind(bound.site, bound.results, values)
 
 
-def _bind(site: "CallSite", results: Sequence[Result], operands: Sequence[Any]) -> list[Any]:
+def _bind(site: CallSite, results: Sequence[Result], operands: Sequence[Any]) -> list[Any]:
     operands = _compat.union_manual_axes(operands)
     # A scope, so that profiles show the function's name.
     with jax.named_scope(site.name):
@@ -79,7 +78,7 @@ def _bind(site: "CallSite", results: Sequence[Result], operands: Sequence[Any]) 
 
 
 def _abstract_eval(
-    *operands: Any, site: "CallSite", results: tuple[Result, ...]
+    *operands: Any, site: CallSite, results: tuple[Result, ...]
 ) -> tuple[list[Any], set[Any]]:
     effects = {_compat.call_effect} if site.has_side_effect else set()
     return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
@@ -88,23 +87,65 @@ def _abstract_eval(
 call_p.def_effectful_abstract_eval(_abstract_eval)
 
 
-@functools.partial(jax.jit, static_argnames=("site", "results"))
-def _run(*operands: Any, site: "CallSite", results: tuple[Result, ...]) -> list[Any]:
-    return list(call_p.bind(*operands, site=site, results=results))
+def _make_program(bound: BoundCall) -> Callable[..., Any]:
+    def run(*operands: Any) -> list[Any]:
+        if bound.refs:
+            return _with_refs(bound, *operands)
+        return _bind(bound.site, bound.results, operands)
+
+    return jax.jit(run)
+
+
+class Programs:
+    """The programs of the eager calls of one callee."""
+
+    def __init__(self) -> None:
+        self.of = functools.lru_cache(128)(_make_program)
+
+    def clear(self) -> None:
+        self.of.cache_clear()
+
+
+class _Told:
+    """A callee as a key: equal where one may be called in place of the other."""
+
+    def __init__(self, callee: "Callee") -> None:
+        self._callee = callee
+        self._hash = hash(tuple(callee.identities.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Told) and self._callee.is_same_as(other._callee)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+# The same function made again finds its programs, where content tells that it is the same.
+_programs_by_content = _compat.bounded_cache(512)(lambda told: Programs())
+
+
+def programs_of(callee: "Callee") -> Programs:
+    """Where the programs of eager calls are kept: with the Function, if content can't tell the callee."""
+    found: Programs | None
+    if callee.is_told:
+        found = _programs_by_content(_Told(callee))
+    else:
+        found = callee.programs() if callee.programs is not None else None
+    return found or Programs()
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
     return [x for x in operands if isinstance(x, jax.Array)]
 
 
-def _impl(*operands: Any, **params: Any) -> list[Any]:
+def _impl(*operands: Any, site: CallSite, results: tuple[Result, ...]) -> list[Any]:
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         # On the CPU a program whose operands are there runs on this thread, and its errors are raised
         # by this call. One that has to wait for them runs later, elsewhere.
         if any(d.platform == "cpu" for x in _arrays(operands)[:1] for d in x.devices()):
             jax.block_until_ready(operands)
-        return list(_run(*operands, **params))
+        return list(programs_of(site.callee).of(BoundCall(site, tuple(results), ()))(*operands))
 
 
 call_p.def_impl(_impl)
@@ -118,7 +159,7 @@ def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    site: "CallSite",
+    site: CallSite,
     results: tuple[Result, ...],
 ) -> tuple[list[Any], list[Any]]:
     inexact = any(jnp.issubdtype(dtype, jnp.inexact) for _, dtype in results)
@@ -141,7 +182,7 @@ def _batch(
     operands: Sequence[Any],
     dims: Sequence[Any],
     *,
-    site: "CallSite",
+    site: CallSite,
     results: tuple[Result, ...],
 ) -> tuple[list[Any], list[int]]:
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
@@ -176,7 +217,7 @@ def _broadcast(x: Any, size: int) -> Any:
 
 
 def _batch_expanded(
-    site: "CallSite",
+    site: CallSite,
     results: Sequence[Result],
     operands: Sequence[Any],
     mapped: Sequence[bool],
@@ -192,7 +233,7 @@ def _batch_expanded(
 
 
 def _batch_elementwise(
-    site: "CallSite",
+    site: CallSite,
     results: Sequence[Result],
     operands: Sequence[Any],
     mapped: Sequence[bool],
@@ -212,7 +253,7 @@ def _batch_elementwise(
 
 
 def _batch_merged(
-    site: "CallSite",
+    site: CallSite,
     results: Sequence[Result],
     operands: Sequence[Any],
     mapped: Sequence[bool],
@@ -228,7 +269,7 @@ def _batch_merged(
 
 
 def _batch_sequential(
-    site: "CallSite",
+    site: CallSite,
     results: Sequence[Result],
     operands: Sequence[Any],
     mapped: Sequence[bool],

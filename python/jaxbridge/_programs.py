@@ -6,8 +6,9 @@ from typing import Any
 
 from . import _core, _errors, _identity, _spec
 from ._call_site import CallSite
+from ._callee import Callee, named
 from ._errors import NotRegisteredError
-from ._function import Function, named
+from ._function import Function
 from ._spec import Template
 
 
@@ -34,20 +35,25 @@ def _resolve(key: int, text: str) -> Any:
         raise NotRegisteredError(
             f"the program calls the function {name!r}, which is not registered in this process: {error}"
         ) from error
-    if found._identities != spec["identities"]:
+    found.tell()
+    if found.identities != spec["identities"]:
         raise NotRegisteredError(
             f"the program calls the function {name!r}, whose code in this process is not the one that "
             f"the program was built with; build the program again"
         )
-    if found._frameworks != spec["frameworks"] or found.options.out != spec["out"]:
+    if found.frameworks != spec["frameworks"] or found.options.out != spec["out"]:
         raise NotRegisteredError(
             f"the program calls the function {name!r}, whose framework= or out= in this process is not "
             f"the one that the program was built with; build the program again"
         )
+    witness = _identity.Witness()
+    for tree in (arguments, own_results):
+        _spec.encode(tree, found.token, witness)
     site = CallSite(
         found,
         key,
         text,
+        witness,
         Template(arguments),
         spec["operands"],
         Template(own_results),
@@ -58,14 +64,15 @@ def _resolve(key: int, text: str) -> Any:
     return site.hold().registration.target
 
 
-def _by_reference(spec: dict[str, Any]) -> Function[Any, Any]:
+def _by_reference(spec: dict[str, Any]) -> Callee:
     callees = {}
     for platform, ref in spec["references"].items():
         found = _identity.resolve(ref)
-        callees[platform] = found._callees[platform] if isinstance(found, Function) else found
-    return Function(
+        callees[platform] = (
+            found.callee.functions[platform] if isinstance(found, Function) else found
+        )
+    return Callee(
         callees,
-        None,
         framework=spec["frameworks"],
         options={
             "out": spec["out"],

@@ -71,12 +71,13 @@ class Template:
         }
 
 
-def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
+def encode(tree: Any, opaque: Callable[[Any], str], witness: _identity.Witness) -> tuple[Any, bool]:
     """A JSON value for `tree`, and whether another process can decode it.
 
     Args:
         tree: a tree of tuples, lists, dicts, named tuples and leaves, `Slot` among them.
         opaque: gives a token for what has no text of its own; equal tokens for equal things.
+        witness: gets what the text has by name.
     """
     portable = True
 
@@ -90,6 +91,7 @@ def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
             case _ if type(x) in (bool, str):
                 return x
             case enum.Enum() if (ref := _identity.reference(type(x))) is not None:
+                witness.saw(type(x))
                 if x.name in type(x).__members__:
                     return ["enum", ref, x.name]
                 return ["flags", ref, walk(x.value)]
@@ -118,12 +120,14 @@ def encode(tree: Any, opaque: Callable[[Any], str]) -> tuple[Any, bool]:
             case _ if type(x) is frozenset:
                 return ["frozenset", sorted((walk(y) for y in x), key=json.dumps)]
             case tuple() if hasattr(x, "_fields") and _identity.reference(type(x)):
+                witness.saw(type(x))
                 return ["namedtuple", _identity.reference(type(x)), [walk(y) for y in x]]
             case np.dtype() if (text := _dtype_text(x)) is not None:
                 return ["dtype", text]
             case _ if callable(x) and (ref := _identity.reference(x)) is not None:
-                identity = _identity.fingerprint(x)
+                identity, _ = _identity.fingerprint(x)
                 if _identity.is_told(identity):
+                    witness.saw(x)
                     return ["reference", ref, identity]
         portable = False
         leaves, treedef = jax.tree.flatten(x, is_leaf=lambda y: isinstance(y, Slot))
@@ -181,7 +185,7 @@ def decode(node: Any) -> Any:
             return _identity.resolve(rest[0])(decode(rest[1]))
         case "reference":
             found = _identity.resolve(rest[0])
-            if _identity.fingerprint(found) != rest[1]:
+            if _identity.fingerprint(found)[0] != rest[1]:
                 raise LookupError(f"{rest[0]!r}, one of its arguments, has other code here")
             return found
         case _:
@@ -213,8 +217,16 @@ class ById:
 
 
 def exactly(x: Any) -> Any:
-    """A key under which equal values of other types (1, 1.0, True) inside a dataclass differ."""
+    """A key under which equal values of other types (1, 1.0, True) inside a dataclass differ.
+
+    A dataclass that can change is told by the object, as JAX's static arguments have to be.
+    """
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        params: Any = x.__dataclass_params__  # type: ignore[attr-defined]
+        if not params.frozen:
+            return ById(x)
+        if not params.eq:
+            return x
         fields = [f.name for f in dataclasses.fields(x) if f.compare]
         return type(x), *(exactly(getattr(x, name)) for name in fields)
     if type(x) is tuple:

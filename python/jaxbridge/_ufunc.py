@@ -96,7 +96,7 @@ class Ufunc:
             out="out",
             elementwise=True,
         )
-        self.function.name = self.name
+        self.function.callee.name = self.name
 
     def __call__(self, *operands: Any) -> Any:
         """Calls the ufunc, with NumPy's broadcasting and NumPy's types of the results.

@@ -605,6 +605,22 @@ def test_dtypes_by_name():
     assert table["bfloat16"].type is ml_dtypes.bfloat16
 
 
+def test_bounded_cache():
+    made = []
+
+    @_compat.bounded_cache(2)
+    def make(x):
+        made.append(x)
+        return [x]
+
+    first = make(1)
+    assert make(1) is first and made == [1]
+    make(2), make(3)
+    assert make(1) == [1] and made == [1, 2, 3, 1]
+    jax.clear_caches()
+    assert make(1) is not first and made == [1, 2, 3, 1, 1]
+
+
 def test_keys_are_told_from_arrays():
     key = jax.random.key(0)
     seen = []

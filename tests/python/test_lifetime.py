@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long functions, their registrations and what they hold live; what is counted."""
 
+import decimal
 import gc
 import sys
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _call_site, _compat, _core, _errors
+from jaxbridge import _call_site, _compat, _core, _errors, _primitive
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -38,12 +39,6 @@ def make():
         return v + captured
 
     return fn, [weakref.ref(fn), weakref.ref(captured)]
-
-
-# JAX 0.8 keeps the static arguments of a jitted function as long as the function, whatever is cleared.
-kept_by_jax_08 = pytest.mark.xfail(
-    _compat.jax_version < (0, 9), reason="JAX 0.8 keeps static arguments", strict=True
-)
 
 
 def alive(refs):
@@ -88,13 +83,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(how, marks=kept_by_jax_08 if how in ("eager", "disable_jit") else ())
-        for how in PROGRAMS
-    ],
-)
+@pytest.mark.parametrize("how", list(PROGRAMS))
 def test_anonymous_functions_end_with_their_executables(x, size, collected, how):
     fn, refs = make()
     f = jaxbridge.call(fn, like, vmap_method="sequential")
@@ -106,7 +95,6 @@ def test_anonymous_functions_end_with_their_executables(x, size, collected, how)
     assert alive(refs) == 0 and size() == 0
 
 
-@kept_by_jax_08
 def test_with_a_ref(x, size, collected):
     fn, refs = make()
 
@@ -122,7 +110,6 @@ def test_with_a_ref(x, size, collected):
     assert alive(refs) == 0 and size() == 0
 
 
-@kept_by_jax_08
 def test_after_failures(x, size, collected):
     fn, refs = make()
 
@@ -207,7 +194,6 @@ def test_equal_functions_share_a_registration(x, size, collected):
     assert size() == 0
 
 
-@kept_by_jax_08
 def test_statics_live_as_long_as_the_function(x, collected):
     class Thing:
         pass
@@ -275,6 +261,62 @@ def test_giving_up_and_registering_at_once(x, collected):
         sys.setswitchinterval(before)
     assert not lost
     assert site.key not in _call_site._registrations and not _core.registered(site.key)
+
+
+def test_an_eager_anonymous_function_ends_with_its_Function(x, size):
+    """Nothing has to be cleared for that: a loop that makes closures does not grow."""
+    fn, refs = make()
+    f = jaxbridge.call(fn, like)
+    ref = jax.new_ref(x + 0)
+
+    def update(r, fn=fn):
+        r[...] = fn(r)
+
+    g = jaxbridge.call(update, ())
+    for _ in range(2):
+        f(x)
+        g(ref)
+    assert size() == 2
+    del fn, f, g, update
+    gc.collect()
+    assert size() == 0 and alive(refs) == 0
+
+
+def test_eager_functions_that_content_tells_are_bounded(x, size, monkeypatch):
+    kept = _compat.bounded_cache(8)(lambda told: _primitive.Programs())
+    monkeypatch.setattr(_primitive, "_programs_by_content", kept)
+
+    def scaled(k):
+        return jaxbridge.call(lambda v: v * k, F32)
+
+    for k in range(20):
+        assert float(scaled(float(k))(x)[1]) == k
+    gc.collect()
+    assert size() == 8
+    calls = scaled(19.0)
+    calls(x)
+    assert calls.stats()["calls"] == 0  # the program of the first, and its target, were still there
+
+
+def test_clear_gives_up_what_static_values_left(x, size):
+    def shifted(v, by):
+        return v + float(str(by))
+
+    f = jaxbridge.call(shifted, lambda v, by: v, name="shifted by a static value")
+    g = jaxbridge.call(shifted, lambda v, by: v)
+    by = decimal.Decimal(7)
+    programs = [jax.jit(lambda v, k=k: f(v, k)) for k in range(10)]
+    for k, program in enumerate(programs):
+        assert float(program(x)[0]) == k
+    assert float(g(x, by)[0]) == 7
+    assert size() == 11
+    f.clear()
+    g.clear()
+    gc.collect()
+    assert size() == 0
+    # The programs that are left find their function again.
+    assert [float(program(x)[0]) for program in programs] == list(range(10))
+    assert float(f(x, 3)[0]) == 3
 
 
 # ---- stats and clear -----------------------------------------------------------------------------

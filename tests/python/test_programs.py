@@ -117,7 +117,10 @@ def programs(library):
         ),
         "scan": (
             lambda v: jax.lax.scan(
-                lambda c, _: (call(library.decorated._callees["cpu"], like)(c), None), v, None, 3
+                lambda c, _: (call(library.decorated.callee.functions["cpu"], like)(c), None),
+                v,
+                None,
+                3,
             )[0],
             [x],
             [15, 16, 17],

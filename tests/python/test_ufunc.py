@@ -445,13 +445,13 @@ def test_a_ufunc_of_cupy_is_that_of_numpy(cupy, x):
 def test_on_cuda_cupy_runs_by_the_same_name(cupy, monkeypatch):
     calls = []
     cupy.special.erf = lambda *a: calls.append(a)
-    found = from_ufunc(special.erf).function.callee("cuda")
+    found = from_ufunc(special.erf).function.callee.on("cuda")
     assert found is _ufunc.on_cuda.special.erf
     found(1, out=2)
     from_ufunc(special.sici).function  # noqa: B018 (nothing of CuPy is looked up for that)
     assert calls == [(1, 2)]
     with pytest.raises(errors.PlatformError, match=r"cupyx\.scipy\.special has no 'sici'"):
-        from_ufunc(special.sici).function.callee("cuda")(1, out=(2, 3))
+        from_ufunc(special.sici).function.callee.on("cuda")(1, out=(2, 3))
 
 
 def test_a_program_for_cuda_is_lowered_without_cupy():

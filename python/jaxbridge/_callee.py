@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An external function with its options: what programs refer to, and what decides which one is meant."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import _identity, _options, _spec
+from ._call_site import Stats
+from ._errors import PlatformError
+from ._options import default_frameworks, frameworks, per_platform
+
+# Named ones live as long as the process, so that a program from elsewhere finds them.
+named: dict[str, "Callee"] = {}
+
+
+class Callee:
+    """What a Function calls. Programs hold this, and not the Function.
+
+    Args:
+        fn: a function, or one for each platform.
+        framework: a framework, or one for each platform; None for the defaults.
+        options: what `_options.check` takes.
+        name: what tells it in every process; None: what it is tells it, where that can be told.
+
+    Raises:
+        ValueError, TypeError: an option that is none, a name that another function has.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        *,
+        framework: str | Mapping[str, str] | None,
+        options: Mapping[str, Any],
+        name: str | None,
+    ) -> None:
+        any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
+        shown = name or _identity.default_name(any_fn)
+        self.functions: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
+        for platform, f in self.functions.items():
+            if not callable(f):
+                raise TypeError(f"{shown}: the function for {platform} is {f!r}, not a callable")
+        self.frameworks: dict[str, str] = (
+            dict(default_frameworks)
+            if framework is None
+            else per_platform(framework, "framework", shown)
+        )
+        _options.check_frameworks(shown, self.frameworks)
+        self.options = _options.check(shown, **options)
+        self.name = shown
+        self.counts = Stats()
+        self.references = {p: _identity.reference(f) for p, f in self.functions.items()}
+        self.is_explicitly_named = name is not None
+        # Tells it from one that is the same by content but not the same objects.
+        self.own_identity = _identity.unique()
+        # Where a Function keeps the programs of its eager calls.
+        self.programs: weakref.ref[Any] | None = None
+        self._tokens: dict[Any, str] = {}
+        self._witness: _identity.Witness | None = None
+        self.tell()
+        if name is not None:
+            self._claim(name)
+
+    # ---- which one is meant ------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Looks at the functions anew, where one was changed since that was done last."""
+        if self._witness is not None and self._witness.holds():
+            return
+        self._witness = _identity.Witness()
+        identities: dict[int, str] = {}
+        for f in self.functions.values():
+            if id(f) not in identities:
+                identity, witness = _identity.fingerprint(f)
+                self._witness.add(witness)
+                if self.is_explicitly_named and not _identity.is_told(identity):
+                    # Its name tells it: its closure may hold anything.
+                    identity = _identity.fingerprint_of_named(f, self.name)
+                identities[id(f)] = identity
+        self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
+
+    @property
+    def is_told(self) -> bool:
+        """Whether content tells every function of it."""
+        return all(map(_identity.is_told, self.identities.values()))
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether another process can find it."""
+        return self.is_explicitly_named or (
+            self.is_told and all(r is not None for r in self.references.values())
+        )
+
+    def is_same_as(self, other: "Callee") -> bool:
+        """Whether one may be called in place of the other."""
+        return self is other or (
+            self.identities == other.identities
+            and self._witness is not None
+            and other._witness is not None
+            and self._witness.agrees_with(other._witness)
+            and self._witness.holds()
+            and other._witness.holds()
+            and all(
+                _identity.is_told(i) or self.functions[p] is other.functions[p]
+                for p, i in self.identities.items()
+            )
+        )
+
+    def token(self, x: Any) -> str:
+        """A text for a static value that has none: equal for equal values, as long as this lives."""
+        try:
+            key = _spec.exactly(x)
+            hash(key)
+        except TypeError:
+            key = _spec.ById(x)
+        return self._tokens.setdefault(key, _identity.unique())
+
+    def forget_tokens(self) -> None:
+        self._tokens.clear()
+
+    def _claim(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name is {name!r}; expected a string that is not empty")
+        before = named.get(name)
+        if (
+            before is not None
+            and before._definition() != self._definition()
+            and not (self.is_told and self._redefines(before))
+        ):
+            raise ValueError(
+                f"the name {name!r} belongs to another function already ({before._places()}; this is "
+                f"{self._places()}); an exported program could not tell them apart: choose another name"
+            )
+        named[name] = self
+
+    def _definition(self) -> Any:
+        # Where content can't tell, only the very same object is the same function.
+        told = {
+            p: i if _identity.is_told(i) else _spec.ById(self.functions[p])
+            for p, i in self.identities.items()
+        }
+        return told, self.frameworks, self.options
+
+    def _redefines(self, before: "Callee") -> bool:
+        """A notebook cell that was run again: the same place, other code."""
+        return all(
+            _identity.place(self.functions[p])
+            == _identity.place(before.functions.get(p))
+            is not None
+            for p in self.functions
+        )
+
+    def _places(self) -> str:
+        return ", ".join(
+            sorted(
+                {
+                    r or f"{f.__module__}:{getattr(f, '__qualname__', f)}"
+                    for r, f in zip(self.references.values(), self.functions.values(), strict=True)
+                }
+            )
+        )
+
+    # ---- what runs where ---------------------------------------------------------------------
+
+    def on(self, platform: str) -> Callable[..., Any]:
+        """The function for `platform`; PlatformError where there is none."""
+        if platform not in self.functions:
+            there = " and ".join(sorted(self.functions)) or "no platform"
+            raise PlatformError(
+                f"{self.name}: there is a function for {there}, none for {platform}; give one as "
+                f'call({{"cpu": f, "cuda": g}}, ...), or run it on {there}'
+            )
+        return self.functions[platform]
+
+    def framework_on(self, platform: str) -> str:
+        """The framework whose arrays the function gets on `platform`."""
+        if platform not in self.frameworks:
+            raise PlatformError(f"{self.name}: framework= names none for {platform}")
+        framework = self.frameworks[platform]
+        if platform not in frameworks[framework]:
+            raise PlatformError(
+                f"{self.name}: {framework} has no arrays on {platform}; give framework= one for each "
+                f'platform, for example {{"cpu": "numpy", "cuda": "{framework}"}}'
+            )
+        return framework
