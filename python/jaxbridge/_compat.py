@@ -7,8 +7,8 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import util as _util
+
+T = TypeVar("T")
 
 # Untyped: each JAX has other names in it.
 _core: Any = _jax_core
@@ -215,12 +217,18 @@ def hold_weakly(kind: type) -> None:
     _util.weakref_cache_key_types.add(kind)
 
 
-def bounded_cache(size: int) -> Any:
+def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """A decorator: the last `size` results are kept, until `jax.clear_caches()`.
 
     JAX has no public way to take part in that (0.8.0 to 0.12).
     """
-    return _util.cache(max_size=size, trace_context_in_key=False)
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        cached = functools.lru_cache(size)(function)
+        _util.register_cache(cached, str(function))
+        return cached
+
+    return decorate
 
 
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:
