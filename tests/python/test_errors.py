@@ -4,7 +4,9 @@
 import builtins
 import contextlib
 import gc
+import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -851,3 +853,32 @@ def test_an_exception_that_cannot_be_described_is_the_original_all_the_same():
 
     with pytest.raises(Hostile):
         jaxbridge.call(fn, lambda v: v)(jnp.ones(2))
+
+
+# ---- the classes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "JaxbridgeError",
+        "ResultError",
+        "ViewKeptError",
+        "InputChangedError",
+        "NotRegisteredError",
+        "PlatformError",
+        "DerivativeError",
+        "BatchingError",
+    ],
+)
+def test_error_classes_are_found_under_the_name_that_they_show(name):
+    kind = getattr(errors, name)
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"jaxbridge.errors.{name}"
+    assert getattr(importlib.import_module("jaxbridge.errors"), name) is kind
+    error = pickle.loads(pickle.dumps(kind("a message")))
+    assert type(error) is kind and error.args == ("a message",)
+
+
+def test_a_traceback_shows_the_public_name_of_an_error():
+    shown = traceback.format_exception_only(errors.ResultError("the message"))
+    assert shown == ["jaxbridge.errors.ResultError: the message\n"]
