@@ -76,6 +76,8 @@ def _described(exception: BaseException, function_name: str) -> str:
     except Exception:
         message = "(str() of the exception failed)"
     first = f"{name}: {message}" if message else name
+    if text.startswith(first):  # found by jaxbridge itself: there are no frames to show
+        return f"{text}\n\nfound in a call of the external function {function_name!r}"
     return f"{first}\n\nraised by the external function {function_name!r}:\n{text}"
 
 

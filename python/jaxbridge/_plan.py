@@ -154,11 +154,11 @@ def _result_writer(
         if got is None:
             try:
                 scalar = _as_scalar(value, dtype, shape)
-            except OverflowError as error:
+            except OverflowError:
                 raise ResultError(
                     f"{site.name}: result{paths[position]}: {value!r} does not fit "
                     f"{_text(dtype, shape)}"
-                ) from error
+                ) from None
             if scalar is not _no_rule_for_scalar:
                 return scalar
             raise ResultError(

@@ -43,6 +43,9 @@ class Stubborn(Exception):
         self.code = code
 
 
+kept = []
+
+
 class Mute(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -229,6 +232,24 @@ def test_jit_message_says_all(x):
     assert "Traceback (most recent call last)" in text
     assert "in callee" in text and "in helper" in text and "helper()" in text
     assert "_plan.py" not in text, "frames of jaxbridge itself"
+
+
+@pytest.mark.parametrize(
+    "fn, spec",
+    [
+        (lambda v: v[:1], F32),
+        (lambda v: 2**40, jax.ShapeDtypeStruct((), "int32")),
+        (lambda v: (kept.append(v), v)[1], F32),
+        (lambda v: (kept.append(v), v[:1])[1], F32),
+    ],
+    ids=["shape", "number", "view", "shape and view"],
+)
+def test_jit_message_of_what_jaxbridge_finds_is_said_once(x, fn, spec):
+    text = jax_error(jax.jit(jaxbridge.call(fn, spec, name=None)), x)
+    kept.clear()
+    first, *_ = text.removeprefix("INTERNAL: ").splitlines()
+    assert first.startswith("jaxbridge.errors.") and text.count(first) == 1
+    assert "in a call of the external function" in text and "_plan.py" not in text
 
 
 @pytest.mark.parametrize(
