@@ -91,17 +91,20 @@ def _caller(
 
     single = isinstance(site.own_results.tree, Slot)
     fill = site.own_results.fill
+    check_returned = _returned_check(site, adapter)
 
     def writing(views: list[Any], buffers: list[Any]) -> None:
         args, kwargs = (views, {}) if arguments is None else arguments(views)
         outs = [view(buffers[i]) for view, i in own_views]
         results = outs[0] if single else fill(outs)
         if out == -1:
-            fn(*args, results, **kwargs)
+            value = fn(*args, results, **kwargs)
         elif out == 0:
-            fn(results, *args, **kwargs)
+            value = fn(results, *args, **kwargs)
         else:
-            fn(*args, **kwargs, **{out: results})
+            value = fn(*args, **kwargs, **{out: results})
+        if value is not None and value is not results:
+            check_returned(value, buffers)
 
     return writing
 
@@ -142,7 +145,10 @@ def _result_writer(
 ) -> Callable[[Any, list[Any]], None]:
     """Checks what the function returned against `expected`, then copies it into the buffers."""
     if not own_views:
-        return lambda value, buffers: None
+        if not site.options.inout:
+            return lambda value, buffers: None
+        check_returned = _returned_check(site, adapter)
+        return lambda value, buffers: None if value is None else check_returned(value, buffers)
     store, signature = adapter.store, adapter.signature
     tree = site.own_results
     paths = tree.paths()
@@ -164,6 +170,7 @@ def _result_writer(
             raise ResultError(
                 f"{site.name}: result{paths[position]}: expected an array of {adapter.name}, "
                 f"{_text(dtype, shape)}, got {type(value).__module__}.{type(value).__qualname__}"
+                f"{_hint(value)}"
             )
         if (got[0] != shape and (shape or got[0] != adapter.scalar_shape)) or got[1] != dtype:
             raise ResultError(
@@ -187,6 +194,7 @@ def _result_writer(
             if treedef != plain:
                 raise ResultError(
                     f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
+                    f"{_hint(value)}"
                 )
         # Everything is checked before anything is written.
         values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
@@ -194,6 +202,46 @@ def _result_writer(
             store(leaf, view(buffers[index]))
 
     return write
+
+
+def _returned_check(site: "CallSite", adapter: Any) -> Callable[[Any, list[Any]], None]:
+    """What looks at the value that a function returned which writes its results.
+
+    Many return the arrays that they have written. Another array was to be a result, and nobody would
+    see that the result is what was in that memory before.
+    """
+
+    def is_written(array: Any, buffers: list[Any]) -> bool:
+        address = _address(array, adapter)
+        return 0 in array.shape or any(b.pointer <= address < b.pointer + b.nbytes for b in buffers)
+
+    def check(value: Any, buffers: list[Any]) -> None:
+        for leaf in jax.tree.leaves(value):
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_written(leaf, buffers):
+                got = f"returned an array, {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+                if site.out is not None:
+                    raise ResultError(
+                        f"{site.name}: the function {got}, although out={site.out!r} says that it "
+                        f"writes its results; write to the array that it gets there, or drop out="
+                    )
+                raise ResultError(
+                    f"{site.name}: the function {got}, although all results are arguments in place "
+                    f"(inout=); write to the argument, or declare one more result"
+                )
+
+    return check
+
+
+def _address(array: Any, adapter: Any) -> int:
+    """Where an array has its memory, also one of another framework; -1 where nobody can tell."""
+    try:
+        return adapter.memory(array)[0]
+    except Exception:
+        try:
+            interface = getattr(array, "__cuda_array_interface__", None)
+            return (interface or np.asarray(array).__array_interface__)["data"][0]
+        except Exception:
+            return -1
 
 
 def _plain_tuples(value: Any) -> Any:
@@ -205,6 +253,14 @@ def _plain_tuples(value: Any) -> Any:
     if type(value) is dict:
         return {key: _plain_tuples(v) for key, v in value.items()}
     return value
+
+
+def _hint(value: Any) -> str:
+    if value is not None:
+        return ""
+    return (
+        "; say out= where the function writes its results, or inout= where it updates an argument"
+    )
 
 
 def _structure(treedef: Any) -> str:

@@ -767,6 +767,102 @@ def test_what_a_function_returns_without_declared_results_is_ignored(x):
     np.testing.assert_array_equal(y, [7, 7, 7, 7])
 
 
+@pytest.mark.parametrize("spec", [F32, (F32, F32), {"a": F32}], ids=["one", "two", "dict"])
+@pytest.mark.parametrize("out", ["out", 0, -1])
+def test_an_array_that_is_returned_and_not_written(x, out, spec):
+    def fn(*args, **kwargs):
+        return x_of(args, kwargs) * 2
+
+    def x_of(args, kwargs):
+        return next(a for a in args if isinstance(a, np.ndarray) and not a.flags.writeable)
+
+    for wrong in (fn, lambda *a, **k: (x_of(a, k),), lambda *a, **k: [np.float32(3)]):
+        text = result_error(wrong, spec, x, out=out)
+        assert "returned an array, float32[" in text and f"although out={out!r}" in text
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda a, b: None, lambda a, b: (a, b), lambda a, b: [b, a], lambda a, b: a,
+        lambda a, b: a[1:], lambda a, b: b[::-1], lambda a, b: a.reshape(2, 2), lambda a, b: 0,
+        lambda a, b: {"status": 0, "of": a}, lambda a, b: np.empty(0), lambda a, b: (),
+    ],
+)  # fmt: skip
+def test_written_results_may_be_returned_too(x, finish):
+    def fn(v, out):
+        out[0][...], out[1][...] = v + 1, v + 2
+        return finish(*out)
+
+    for y, n in zip(jaxbridge.call(fn, (F32, F32), out=-1)(x), (1, 2), strict=True):
+        np.testing.assert_array_equal(y, np.arange(4) + n)
+
+    def update(state, v, out):
+        state += v
+        out[...] = v + 2
+        return finish(state, out)
+
+    spec = (F32, F32)
+    state, y = jaxbridge.call(update, spec, out=-1, inout={0: 0})(x, x)
+    np.testing.assert_array_equal(state, 2 * np.arange(4))
+    np.testing.assert_array_equal(y, np.arange(4) + 2)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numba", "warp"])
+def test_returned_arrays_of_a_framework(x, framework, needs):
+    needs(framework)
+
+    def copy(v, out):
+        if framework == "warp":
+            import warp
+
+            warp.copy(out, v)
+        else:
+            out[:] = v
+
+    def written(v, out):
+        copy(v, out)
+        return out, out[1:]
+
+    def written_through_another(v, out):
+        copy(v, out)
+        return np.asarray(out)[1:]
+
+    def not_written(v, out):
+        copy(v, out)
+        return v
+
+    options = {"framework": framework, "out": "out"}
+    for fn in (written, written_through_another):
+        np.testing.assert_array_equal(jaxbridge.call(fn, F32, **options)(x), x)
+    assert "returned an array" in result_error(not_written, F32, x, **options)
+    assert "returned an array" in result_error(
+        lambda v: v.numpy().copy() if hasattr(v, "numpy") else v.copy(),
+        F32,
+        x,
+        framework=framework,
+        inout={0: 0},
+    )
+
+
+def test_an_argument_in_place_that_was_not_written(x):
+    text = result_error(lambda v: v + 1, F32, x, inout={0: 0})
+    assert "returned an array, float32[4]" in text and "inout=" in text
+    for fn in (
+        lambda v: np.add(v, 1, out=v),
+        lambda v: np.add(v, 1, out=v)[::-1],
+        lambda v: np.add(v, 1, out=v).fill(7),
+    ):
+        assert jaxbridge.call(fn, F32, inout={0: 0})(x)[0] in (1, 7)
+
+
+@pytest.mark.parametrize("spec", [F32, (F32, F32)], ids=["one", "two"])
+def test_none_in_place_of_results_hints_at_out(x, spec):
+    text = result_error(lambda v: None, spec, x)
+    assert "out=" in text and "inout=" in text
+    assert "out=" not in result_error(lambda v: 7, spec, x)
+
+
 def test_wrong_arguments_are_the_functions_own_error(x):
     with pytest.raises(TypeError, match="takes 0 positional arguments but 1 was given"):
         jaxbridge.call(lambda: None, ())(x)

@@ -82,6 +82,9 @@ class Adapter(Protocol):
         of an argument.
         """
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        """Address and size of an array of this framework."""
+
     def snapshot(self, view: Any) -> Any:
         """What `unchanged` needs to know about the content of `view` now."""
 

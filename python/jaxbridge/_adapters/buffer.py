@@ -64,6 +64,9 @@ class BufferAdapter:
                 "results, given to it with out="
             )
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.pointer, array.nbytes
+
     def snapshot(self, view: Any) -> Any:
         return self._bytes(view) if view.platform == "cpu" else None
 

@@ -136,6 +136,9 @@ class CupyAdapter:
         else:
             cupy.copyto(out, value)
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.data.ptr, array.nbytes
+
     def snapshot(self, view: Any) -> Any:
         return view.copy()
 

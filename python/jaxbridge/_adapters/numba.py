@@ -149,6 +149,11 @@ class NumbaAdapter(NumpyAdapter):
                 warnings.simplefilter("ignore")
                 out.setitem((), value, stream=stream)
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        if isinstance(array, np.ndarray):
+            return super().memory(array)
+        return array.device_ctypes_pointer.value if array.size else 0, array.size
+
     def snapshot(self, view: Any) -> Any:
         if isinstance(view, np.ndarray):
             return super().snapshot(view)

@@ -58,6 +58,9 @@ class NumpyAdapter:
     def store(self, value: Any, out: Any) -> None:
         out[...] = value
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.__array_interface__["data"][0], array.size
+
     def snapshot(self, view: Any) -> Any:
         return view.tobytes()
 

@@ -158,6 +158,9 @@ class TorchAdapter:
             value = value.detach()
         out.copy_(value)
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.data_ptr(), array.numel()
+
     def snapshot(self, view: Any) -> Any:
         # A thread in inference mode makes tensors that have no version.
         version = None if view.is_inference() else view._version

@@ -267,6 +267,9 @@ class WarpAdapter:
             value = _of_scalars(value)
         wp.copy(out, value)
 
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.ptr or 0, array.size
+
     def snapshot(self, view: Any) -> Any:
         return view.numpy().tobytes()
 
