@@ -54,7 +54,10 @@ def make_plan(
     views = [adapter.viewer(np.dtype(dtype), shape, at) for dtype, shape in operands]
     own_views = [(adapter.viewer(np.dtype(results[i][0]), results[i][1], at), i) for i in own]
 
-    work = _caller(site, fn, adapter, [results[i] for i in own], own_views)
+    checks_memory = adapter.always_checks_memory or _config.debug
+    work = _caller(site, fn, adapter, [results[i] for i in own], own_views, checks_memory)
+    if checks_memory and site.in_place:
+        work = _checking_memory(site, adapter, work)
     if adapter.always_checks_inputs or _config.debug:
         work = _checking_inputs(site, adapter, work)
     scope = None if staged else adapter.scope
@@ -73,7 +76,12 @@ def make_plan(
 
 
 def _caller(
-    site: "CallSite", fn: Callable[..., Any], adapter: Any, expected: Described, own_views: Any
+    site: "CallSite",
+    fn: Callable[..., Any],
+    adapter: Any,
+    expected: Described,
+    own_views: Any,
+    checks_memory: bool,
 ) -> Work:
     """Calls the function on views of the operands; its results go into the result buffers."""
     arguments = _argument_builder(site)
@@ -92,17 +100,22 @@ def _caller(
     single = isinstance(site.own_results.tree, Slot)
     fill = site.own_results.fill
     check_returned = _returned_check(site, adapter)
+    memory, paths = adapter.memory, site.own_results.paths()
 
     def writing(views: list[Any], buffers: list[Any]) -> None:
         args, kwargs = (views, {}) if arguments is None else arguments(views)
         outs = [view(buffers[i]) for view, i in own_views]
         results = outs[0] if single else fill(outs)
+        before = [memory(o) for o in outs] if checks_memory else ()
         if out == -1:
             value = fn(*args, results, **kwargs)
         elif out == 0:
             value = fn(results, *args, **kwargs)
         else:
             value = fn(*args, **kwargs, **{out: results})
+        for position, there in enumerate(before):
+            if memory(outs[position]) != there:
+                raise _moved(site, f"result{paths[position]}")
         if value is not None and value is not results:
             check_returned(value, buffers)
 
@@ -305,6 +318,29 @@ def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
                 )
 
     return checked
+
+
+def _checking_memory(site: "CallSite", adapter: Any, work: Work) -> Work:
+    """`work`, and afterwards an error where an argument in place is not on XLA's memory any more."""
+    paths = site.arguments.paths()
+    memory = adapter.memory
+
+    def checked(views: list[Any], buffers: list[Any]) -> None:
+        before = [(i, views[i], memory(views[i])) for i, _ in site.in_place]
+        work(views, buffers)
+        for i, view, there in before:
+            if memory(view) != there:
+                raise _moved(site, f"argument {argument_name(paths.get(i, str(i)))}")
+
+    return checked
+
+
+def _moved(site: "CallSite", what: str) -> ResultError:
+    return ResultError(
+        f"{site.name}: the function gave {what} other memory, or another size, and XLA does not see "
+        f"what it wrote there; write to the array itself, as out.copy_(x) does, in place of "
+        f"out.data = x, out.set_(x) or an out= of another size"
+    )
 
 
 def _debugging(run: Run, own: Sequence[int]) -> Run:

@@ -680,7 +680,7 @@ def test_torch_sees_writes_by_the_version(monkeypatch: pytest.MonkeyPatch) -> No
     adapter = adapter_of("torch")
     import torch
 
-    assert adapter.always_checks_inputs
+    assert adapter.always_checks_inputs and adapter.always_checks_memory
     writes: list[Callable[[Any], Any]] = [
         lambda x: x.add_(1),
         lambda x: x[1:].zero_(),

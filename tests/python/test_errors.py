@@ -845,6 +845,69 @@ def test_returned_arrays_of_a_framework(x, framework, needs):
     )
 
 
+_moves = {
+    "data": lambda v, out: setattr(out, "data", v * 2),
+    "set_": lambda v, out: out.set_(v * 2),
+    "swapped": lambda v, out: swap_tensors(out, v * 2),
+    "smaller": lambda v, out: out.resize_(2),
+}
+
+
+def swap_tensors(a, b):
+    import torch
+
+    torch.utils.swap_tensors(a, b)
+
+
+@pytest.mark.parametrize("move", _moves)
+@pytest.mark.parametrize("way", ["out", "inout", "ref"])
+def test_a_tensor_that_was_put_on_other_memory(x, move, way, needs):
+    needs("torch")
+    fn = _moves[move]
+    if way == "out":
+        text = result_error(lambda v, out: fn(v, out), F32, x, framework="torch", out="out")
+        assert "gave result other memory" in text
+        spec = {"a": F32, "b": [F32]}
+        text = result_error(
+            lambda v, out: [out["a"].copy_(v), fn(v, out["b"][0]), None][2],
+            spec,
+            x,
+            framework="torch",
+            out=-1,
+        )
+        assert "gave result['b'][0] other memory" in text
+    else:
+        options = {"inout": {0: 0}} if way == "inout" else {}
+        state = x + 0 if way == "inout" else jax.new_ref(x + 0)
+        spec = F32 if way == "inout" else ()
+        text = result_error(
+            lambda s, v: [fn(v, s), None][1], spec, state, x, framework="torch", **options
+        )
+        assert "gave argument 0 other memory" in text
+    assert "out.copy_(x)" in text
+
+
+def test_what_leaves_a_tensor_on_its_memory(x, needs):
+    needs("torch")
+
+    def fn(v, state, out):
+        import torch
+
+        out.data.copy_(v)
+        out.detach().add_(1)
+        torch.add(out, 1, out=out)
+        out.unsqueeze_(0).squeeze_(0)
+        state.data.add_(v)
+
+    y, state = jaxbridge.call(fn, lambda v, s: (v, s), framework="torch", out="out", inout={1: 1})(
+        x, x
+    )
+    np.testing.assert_array_equal(y, np.arange(4) + 2)
+    np.testing.assert_array_equal(state, np.arange(4) * 2)
+    empty = jaxbridge.call(lambda v, out: out.copy_(v), like, framework="torch", out="out")
+    assert empty(x[:0]).shape == (0,)
+
+
 def test_an_argument_in_place_that_was_not_written(x):
     text = result_error(lambda v: v + 1, F32, x, inout={0: 0})
     assert "returned an array, float32[4]" in text and "inout=" in text

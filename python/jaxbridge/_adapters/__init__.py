@@ -42,6 +42,9 @@ class Adapter(Protocol):
     scalar_shape: tuple[int, ...]
     # True where `snapshot` and `unchanged` are nearly free and are used outside debug mode too.
     always_checks_inputs: bool
+    # True where a function puts an array on other memory by ordinary means (torch's `out.data = x`):
+    # what it is to write is then looked at outside debug mode too.
+    always_checks_memory: bool
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         """Asked at trace time.
@@ -83,7 +86,7 @@ class Adapter(Protocol):
         """
 
     def memory(self, array: Any) -> tuple[int, int]:
-        """Address and size of an array of this framework."""
+        """Address and size of an array of this framework, which stay as long as its memory does."""
 
     def snapshot(self, view: Any) -> Any:
         """What `unchanged` needs to know about the content of `view` now."""

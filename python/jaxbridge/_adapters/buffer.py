@@ -25,6 +25,7 @@ class BufferAdapter:
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         pass

@@ -99,6 +99,7 @@ class CupyAdapter:
     max_ndim = 64 if int(cupy.__version__.split(".")[0]) >= 14 else 25
     scalar_shape: tuple[int, ...] = ()
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name not in _dtypes:

@@ -29,6 +29,7 @@ class NumpyAdapter:
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name in _packed:

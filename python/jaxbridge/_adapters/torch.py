@@ -111,6 +111,7 @@ class TorchAdapter:
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
     always_checks_inputs = True
+    always_checks_memory = True
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if platform == "cuda" and torch.version.cuda is None:
@@ -159,6 +160,7 @@ class TorchAdapter:
         out.copy_(value)
 
     def memory(self, array: Any) -> tuple[int, int]:
+        # Torch makes an out= tensor smaller where the result is, and only warns.
         return array.data_ptr(), array.numel()
 
     def snapshot(self, view: Any) -> Any:

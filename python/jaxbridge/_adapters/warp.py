@@ -214,6 +214,7 @@ class WarpAdapter:
     max_ndim = 4
     scalar_shape: tuple[int, ...] = (1,)
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype not in _to_warp:
