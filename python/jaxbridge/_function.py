@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import inspect
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -35,7 +36,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     ) -> None:
         functions = list(fn.values()) if isinstance(fn, Mapping) else [fn]
         for f in functions:
-            if isinstance(f, Function):
+            if isinstance(getattr(f, "__func__", f), Function):  # also bound to an instance
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, name=name)
         self._results = result_shape_dtypes
@@ -108,7 +109,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
     # ---- the call ----------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method where a `def` or a lambda is wrapped, as that would be."""
+        is_method = any(isinstance(f, types.FunctionType) for f in self.callee.functions.values())
+        return types.MethodType(self, instance) if is_method and instance is not None else self
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function: eagerly, or as part of the program that is being traced.
 
         Raises:

@@ -2,6 +2,8 @@
 """`call`: arguments, results, options, inside JAX's transformations."""
 
 import functools
+import inspect
+import pydoc
 import threading
 
 import jax
@@ -242,6 +244,72 @@ def test_prng_keys_are_refused():
 def test_object_arrays_are_refused():
     with pytest.raises(TypeError, match="argument 1 is an array of dtype object"):
         jaxbridge.call(lambda a, b: a, F32)(1, np.array([None]))
+
+
+# ---- methods -------------------------------------------------------------------------------------
+
+
+class Filter:
+    def __init__(self, k):
+        self.k = k
+
+    @jaxbridge.function(result=lambda self, v, *, twice=False: v)
+    def scale(self, v, *, twice=False):
+        """Scales."""
+        return v * np.float32(self.k * (2 if twice else 1))
+
+    of_class = jaxbridge.call(np.negative, like)
+
+
+def test_a_method_gets_self(x):
+    two, three = Filter(2), Filter(3)
+    for jit in (lambda f: f, jax.jit):
+        np.testing.assert_array_equal(jit(two.scale)(x), np.arange(4) * 2)
+        np.testing.assert_array_equal(jit(three.scale)(x), np.arange(4) * 3)
+        np.testing.assert_array_equal(jit(lambda v: two.scale(v, twice=True))(x), np.arange(4) * 4)
+        np.testing.assert_array_equal(jit(lambda v: Filter.scale(three, v))(x), np.arange(4) * 3)
+    assert Filter.scale is Filter.__dict__["scale"] and two.scale.stats()["calls"] == 8
+
+
+def test_a_method_is_not_wrapped_again():
+    with pytest.raises(TypeError, match="Function already"):
+        jaxbridge.call(Filter(1).scale, like)
+
+
+def test_self_is_static(x):
+    traced = []
+
+    class Model:
+        @jaxbridge.function(result=lambda self, v: (traced.append(self), v)[1])
+        def same(self, v):
+            return v
+
+    one, other = Model(), Model()
+    f = jax.jit(lambda m, v: m.same(v), static_argnums=0)
+    for m in (one, one, other, one):
+        f(m, x)
+    assert traced == [one, other]
+
+
+def test_what_is_no_method_stays_none(x):
+    """NumPy's ufuncs and builtins in a class get no instance either."""
+    np.testing.assert_array_equal(Filter(1).of_class(x), -np.arange(4))
+
+
+def test_a_keyword_named_self(x):
+    def fn(v, self):
+        return v * self
+
+    f = jaxbridge.call(fn, lambda v, self: v)
+    np.testing.assert_array_equal(f(x, self=np.float32(3)), np.arange(4) * 3)
+
+
+@pytest.mark.parametrize("of", [lambda: Filter.scale, lambda: Filter(1).scale])
+def test_help_shows_the_wrapped_function(of):
+    f = of()
+    text = pydoc.render_doc(f, renderer=pydoc.plaintext)
+    assert "v, *, twice=False)" in text and "Scales." in text
+    assert str(inspect.signature(f)).endswith("v, *, twice=False)")
 
 
 # ---- inside JAX ----------------------------------------------------------------------------------
