@@ -203,6 +203,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             )
         if not isinstance(leaf, jax.Array):
             given = leaf
+            if isinstance(given, (np.ndarray, np.generic)) and not given.dtype.isnative:
+                raise TypeError(
+                    f"{self.name}: argument {self._where(position, treedef)} is an array of another byte "
+                    f"order ({given.dtype.str}), and JAX has the machine's own only; pass "
+                    f"x.astype({given.dtype.name!r})"
+                )
             try:
                 leaf = jnp.asarray(given)
             except TypeError as error:
@@ -230,6 +236,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 f"jax.ShapeDtypeStruct"
             )
         dtype = np.dtype(leaf.dtype)
+        if not dtype.isnative:
+            raise TypeError(
+                f"{self.name}: a result is declared with another byte order ({dtype.str}), and JAX has "
+                f"the machine's own only; declare {dtype.name}"
+            )
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
             raise TypeError(
                 f"{self.name}: a result is declared as {dtype.name}, which JAX has only with 64-bit "

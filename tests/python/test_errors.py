@@ -964,6 +964,19 @@ def test_missing_framework_of_another_platform_does_not_count(x):
     np.testing.assert_array_equal(f(x), x)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c8"])
+def test_another_byte_order(x, dtype):
+    name = np.dtype(dtype).name
+    f = jaxbridge.call(lambda a, v: v, lambda a, v: v)
+    text = f"argument 0 is an array of another byte order \\({dtype}\\).*x.astype\\('{name}'\\)"
+    with pytest.raises(TypeError, match=text):
+        f(np.arange(3).astype(dtype), x)
+    for spec in (jax.ShapeDtypeStruct((4,), dtype), np.zeros(4, dtype)):
+        with pytest.raises(TypeError, match=f"another byte order.*declare {name}"):
+            jax.jit(jaxbridge.call(lambda v: v, spec))(x)
+    np.testing.assert_array_equal(f(x.astype("float32"), x), x)
+
+
 def test_unknown_platform(x):
     with pytest.raises(errors.PlatformError, match="not on tpu"):
         jax.jit(jaxbridge.call(np.copy, F32)).trace(x).lower(lowering_platforms=("tpu",))
