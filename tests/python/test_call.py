@@ -534,6 +534,18 @@ def test_inout_mismatch(x):
         jaxbridge.call(lambda v: None, jax.ShapeDtypeStruct((3,), "float32"), inout={0: 0})(x)
     with pytest.raises(TypeError, match="does not have"):
         jaxbridge.call(lambda v: None, F32, inout={1: 0})(x)
+    two = lambda v: (v, v)
+    for named in ({0: 0, "v": 1}, {"v": 0}):
+        with pytest.raises(
+            TypeError, match="'v'.*1 by position and none by keyword.*as it is passed"
+        ):
+            jaxbridge.call(lambda v: None, two, inout=named)(x)
+    with pytest.raises(TypeError, match="argument 0.*0 by position and \\['v'\\] by keyword"):
+        jaxbridge.call(lambda v: None, F32, inout={0: 0})(v=x)
+    with pytest.raises(TypeError, match="names one argument twice"):
+        jaxbridge.call(lambda v: None, two, inout={0: 0, -1: 1})(x)
+    with pytest.raises(TypeError, match="jax.Ref, which is in place anyway"):
+        jaxbridge.call(lambda v: None, F32, inout={0: 0})(jax.new_ref(x))
     with pytest.raises(ValueError, match="there are 1 results"):
         jaxbridge.call(lambda v: None, F32, inout={0: 1})(x)
 
