@@ -13,7 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _call_site, _compat, _errors, _identity, _in_place, _options, _plan, _primitive, _spec
+from . import (
+    _call_site,
+    _compat,
+    _errors,
+    _identity,
+    _in_place,
+    _options,
+    _plan,
+    _primitive,
+    _results,
+    _spec,
+)
 from ._call_site import CallSite
 from ._callee import Callee
 from ._spec import Slot, Template
@@ -141,12 +152,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 abstract.append(leaf)
         arguments = jax.tree.unflatten(treedef, slots)
 
-        declared = self._results
-        if callable(declared) and not isinstance(declared, jax.ShapeDtypeStruct):
-            abstract_args, abstract_kwargs = jax.tree.unflatten(treedef, abstract)
-            declared = declared(*abstract_args, **abstract_kwargs)
+        declared = _results.declared(
+            self.name, self._results, *jax.tree.unflatten(treedef, abstract)
+        )
         result_leaves, result_tree = jax.tree.flatten(declared)
-        results = [self._result(leaf) for leaf in result_leaves]
+        results = [_results.shape_and_dtype(self.name, leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
         pairs, own = _in_place.pair(self.name, self.options.inout, arguments, slot_tree)
@@ -228,27 +238,6 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                     f"enabled: set jax_enable_x64"
                 )
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-    def _result(self, leaf: Any) -> tuple[tuple[int, ...], Any]:
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"{self.name}: the declared results hold {leaf!r}; expected a pytree of "
-                f"jax.ShapeDtypeStruct"
-            )
-        dtype = np.dtype(leaf.dtype)
-        if not dtype.isnative:
-            raise TypeError(
-                f"{self.name}: a result is declared with another byte order ({dtype.str}), and JAX has "
-                f"the machine's own only; declare {dtype.name}"
-            )
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            raise TypeError(
-                f"{self.name}: a result is declared as {dtype.name}, which JAX has only with 64-bit "
-                f"types enabled: set jax_enable_x64, or declare "
-                f"{jax.dtypes.canonicalize_dtype(dtype).name} and convert in the function"
-            )
-        shape = tuple(leaf.shape)
-        return shape, dtype
 
     # ---- the user's view ---------------------------------------------------------------------
 

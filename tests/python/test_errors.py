@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 import weakref
 
 import jax
@@ -975,6 +976,44 @@ def test_another_byte_order(x, dtype):
         with pytest.raises(TypeError, match=f"another byte order.*declare {name}"):
             jax.jit(jaxbridge.call(lambda v: v, spec))(x)
     np.testing.assert_array_equal(f(x.astype("float32"), x), x)
+
+
+def test_results_that_are_a_python_number():
+    f = jaxbridge.call(lambda v: v + 1, like, name=None)
+    text = r"hold 1.0; expected.*static.*jnp.asarray\(1.0\)"
+    with pytest.raises(TypeError, match=text):
+        f(1.0)
+    for given in (jnp.asarray(1.0), np.float32(1)):
+        assert f(given) == 2
+
+
+def test_a_failing_declaration_of_results_is_named(x):
+    def results(v):
+        return v.missing
+
+    f = jaxbridge.call(np.copy, results, name="the.test")
+    for program in (f, jax.jit(f)):
+        with pytest.raises(AttributeError, match="missing") as caught:
+            program(x)
+        (note, *_) = caught.value.__notes__
+        assert note.startswith("raised by the result_shape_dtypes of the.test")
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        "float32",
+        lambda v: "float32",
+        lambda v: [object()],
+        lambda v: jax.ShapeDtypeStruct((), jax.random.key(0).dtype),
+        lambda v: types.SimpleNamespace(shape=3, dtype="float32"),
+        lambda v: types.SimpleNamespace(shape=(3,), dtype="no dtype"),
+    ],
+)
+def test_declared_results_that_are_none(x, results):
+    f = jaxbridge.call(np.copy, results)
+    with pytest.raises(TypeError, match=r"copy: the declared results \(result_shape_dtypes\) hold"):
+        f(x)
 
 
 def test_unknown_platform(x):
