@@ -387,9 +387,11 @@ def end_lease(
     names += [f"result{result_paths.get(i, f' {i}')}" for i in _core.held(results)]
     if not names:
         return
+    called: Any = _core.current_call()
+    copies = _adapters.get(site.framework_on(called[0])).how_to_copy
     message = (
         f"{site.name}: the function kept a view of {', '.join(names)} after it returned. The memory is "
-        f"XLA's and is used again: copy what is needed later (for example x.copy())"
+        f"XLA's and is used again: copy what is needed later (for example {copies})"
     )
     if exception is None:
         raise ViewKeptError(message)

@@ -1016,6 +1016,26 @@ def test_declared_results_that_are_none(x, results):
         f(x)
 
 
+@pytest.mark.parametrize(
+    "framework, copied",
+    [
+        ("numpy", "x.copy()"),
+        ("numba", "x.copy(), on CUDA x.copy_to_host()"),
+        ("torch", "x.clone()"),
+        ("warp", "warp.clone(x)"),
+        ("buffer", "numpy.array(x)"),
+    ],
+)
+def test_a_kept_view_says_how_to_copy(x, framework, copied, needs):
+    if framework != "buffer":
+        needs(framework)
+    f = jaxbridge.call(lambda v, out: kept.append(v), like, framework=framework, out=-1)
+    with pytest.raises(errors.ViewKeptError) as caught:
+        f(x)
+    kept.clear()
+    assert str(caught.value).endswith(f"(for example {copied})")
+
+
 def test_unknown_platform(x):
     with pytest.raises(errors.PlatformError, match="not on tpu"):
         jax.jit(jaxbridge.call(np.copy, F32)).trace(x).lower(lowering_platforms=("tpu",))

@@ -40,6 +40,8 @@ class Adapter(Protocol):
     # How an array of rank 0 looks: () where the framework has such arrays. The caller takes a
     # result of this shape where a rank-0 result is expected.
     scalar_shape: tuple[int, ...]
+    # How a function copies an array `x` of this framework, for messages.
+    how_to_copy: str
     # True where `snapshot` and `unchanged` are nearly free and are used outside debug mode too.
     always_checks_inputs: bool
     # True where a function puts an array on other memory by ordinary means (torch's `out.data = x`):

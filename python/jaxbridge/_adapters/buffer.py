@@ -24,6 +24,7 @@ class BufferAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "numpy.array(x)"
     always_checks_inputs = False
     always_checks_memory = False
 

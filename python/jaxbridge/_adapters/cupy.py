@@ -98,6 +98,7 @@ class CupyAdapter:
     platforms = frozenset({"cuda"})
     max_ndim = 64 if int(cupy.__version__.split(".")[0]) >= 14 else 25
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.copy()"
     always_checks_inputs = False
     always_checks_memory = False
 

@@ -85,6 +85,7 @@ class NumbaAdapter(NumpyAdapter):
 
     name = "numba"
     platforms = frozenset({"cpu", "cuda"})
+    how_to_copy = "x.copy(), on CUDA x.copy_to_host()"
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name not in _dtypes[platform]:

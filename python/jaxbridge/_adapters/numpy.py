@@ -28,6 +28,7 @@ class NumpyAdapter:
     platforms = frozenset({"cpu"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.copy()"
     always_checks_inputs = False
     always_checks_memory = False
 

@@ -110,6 +110,7 @@ class TorchAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.clone()"
     always_checks_inputs = True
     always_checks_memory = True
 

@@ -213,6 +213,7 @@ class WarpAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 4
     scalar_shape: tuple[int, ...] = (1,)
+    how_to_copy = "warp.clone(x)"
     always_checks_inputs = False
     always_checks_memory = False
 
