@@ -640,6 +640,42 @@ def test_bad_options(options, text):
         jaxbridge.call(add_one, F32, **options)
 
 
+@pytest.mark.parametrize(
+    "options, kind, text",
+    [
+        (dict(framework=3), ValueError, "framework is 3; expected one of numpy"),
+        (dict(framework=["numpy"]), ValueError, r"framework is \['numpy'\]; expected one of numpy"),
+        (
+            dict(framework={"cpu": ["x"]}),
+            ValueError,
+            r"framework is \['x'\]; expected one of numpy",
+        ),
+        (dict(framework={3: "numpy", "cpu": "numpy"}), ValueError, r"'cuda', got \[3, 'cpu'\]"),
+        (dict(name=3), TypeError, "name is 3; expected None or a string"),
+        (dict(name=["a"]), TypeError, r"name is \['a'\]; expected None or a string"),
+        (dict(out=0.0), ValueError, "out is 0.0; expected None"),
+        (dict(out=np.zeros(2)), ValueError, "out is array.*; expected None"),
+        (dict(inout={0: True}), ValueError, "inout is {0: True}; expected a mapping"),
+        (dict(inout={True: 0}), ValueError, "inout is {True: 0}; expected a mapping"),
+        (
+            dict(elementwise=np.zeros(2)),
+            ValueError,
+            "elementwise is array.*; expected True or False",
+        ),
+        (dict(has_side_effect=1), ValueError, "has_side_effect is 1; expected True or False"),
+    ],
+)
+def test_options_of_another_type(options, kind, text):
+    with pytest.raises(kind, match=text):
+        jaxbridge.call(add_one, F32, **options)
+
+
+@pytest.mark.parametrize("fn", [None, 3, {"cpu": None}, {"cpu": add_one, "cuda": 3}])
+def test_functions_that_are_none(fn):
+    with pytest.raises(TypeError, match=r"function for c\w+ is (None|3), not a callable; expected"):
+        jaxbridge.call(fn, F32)
+
+
 def test_unknown_option():
     with pytest.raises(TypeError, match="unexpected keyword"):
         jaxbridge.call(add_one, F32, outt=0)
