@@ -5,6 +5,7 @@ A plan is made once for each platform and list of shapes. Everything that can be
 then: `run` is what is left.
 """
 
+import cmath
 import gc
 import time
 import traceback
@@ -296,7 +297,13 @@ def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
         if jax.numpy.issubdtype(dtype, np.complexfloating)
         else ("f" if jax.numpy.issubdtype(dtype, np.floating) else "i")
     )
-    return np.asarray(value, dtype) if kind in kinds[type(value)] else _no_rule_for_scalar
+    if kind not in kinds[type(value)]:
+        return _no_rule_for_scalar
+    with np.errstate(over="ignore"):
+        scalar = np.asarray(value, dtype)
+    if kind in "fc" and cmath.isfinite(value) and not np.isfinite(scalar):
+        raise OverflowError
+    return scalar
 
 
 def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:

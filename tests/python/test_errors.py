@@ -731,6 +731,24 @@ def test_python_numbers_are_rank_0_results(value, dtype, want):
     assert a == want and b == want
 
 
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (1e300, "float32"), (-1e300, "float32"), (70000, "float16"), (1e39, "bfloat16"),
+        (1e300j, "complex64"), (1e4, "float8_e4m3fn"), (10**400, "float32"), (10**30, "float16"),
+    ],
+)  # fmt: skip
+def test_python_numbers_that_do_not_fit(value, dtype):
+    text = result_error(lambda: value, jax.ShapeDtypeStruct((), dtype))
+    assert f"result: {value!r} does not fit {dtype}[]" in text
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e-300, 3e38])
+def test_python_numbers_that_are_infinite_stay_so(value):
+    y = jaxbridge.call(lambda: value, SCALAR)()
+    np.testing.assert_array_equal(y, np.float32(value))
+
+
 def test_named_tuples_are_tuples():
     def eigh():
         return np.linalg.eigh(np.diag(np.arange(1, 4, dtype="f4")))
