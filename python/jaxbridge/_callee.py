@@ -147,10 +147,7 @@ class Callee:
     def _redefines(self, before: "Callee") -> bool:
         """A notebook cell that was run again: the same place, other code."""
         return all(
-            _identity.place(self.functions[p])
-            == _identity.place(before.functions.get(p))
-            is not None
-            for p in self.functions
+            _identity.redefines(f, before.functions.get(p)) for p, f in self.functions.items()
         )
 
     def _places(self) -> str:
