@@ -36,11 +36,15 @@ class Callee:
         name: str | None,
     ) -> None:
         any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
+        _options.check_name(name)
         shown = name or _identity.default_name(any_fn)
         self.functions: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
         for platform, f in self.functions.items():
             if not callable(f):
-                raise TypeError(f"{shown}: the function for {platform} is {f!r}, not a callable")
+                raise TypeError(
+                    f"the function for {platform} is {f!r}, not a callable; expected one, or "
+                    f'{{"cpu": f, "cuda": g}}'
+                )
         self.frameworks: dict[str, str] = (
             dict(default_frameworks)
             if framework is None
@@ -120,8 +124,6 @@ class Callee:
         self._tokens.clear()
 
     def _claim(self, name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name is {name!r}; expected a string that is not empty")
         before = named.get(name)
         if (
             before is not None
@@ -145,10 +147,7 @@ class Callee:
     def _redefines(self, before: "Callee") -> bool:
         """A notebook cell that was run again: the same place, other code."""
         return all(
-            _identity.place(self.functions[p])
-            == _identity.place(before.functions.get(p))
-            is not None
-            for p in self.functions
+            _identity.redefines(f, before.functions.get(p)) for p, f in self.functions.items()
         )
 
     def _places(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors, and the way of a callee's exception through XLA and back to the user.
+"""The way of an exception through XLA and back to the user.
 
 XLA carries errors as text. The text of ours ends in an id, under which the exception object itself is
 kept in a bounded table.
@@ -16,38 +16,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from . import _core
-
-
-class JaxbridgeError(Exception):
-    """Base of the errors that jaxbridge itself finds."""
-
-
-class ResultError(JaxbridgeError, TypeError):
-    """A function returned other results than were declared."""
-
-
-class ViewKeptError(JaxbridgeError, RuntimeError):
-    """A function kept a view of its arguments or results after it returned."""
-
-
-class InputChangedError(JaxbridgeError, RuntimeError):
-    """A function wrote to an argument that is not declared in place."""
-
-
-class NotRegisteredError(JaxbridgeError, LookupError):
-    """A program calls a function that this process does not know."""
-
-
-class PlatformError(JaxbridgeError, ValueError):
-    """A function is not there for the platform that it is to run on."""
-
-
-class DerivativeError(JaxbridgeError, TypeError):
-    """A derivative was asked of a function that has no rule for it."""
-
-
-class BatchingError(JaxbridgeError, ValueError):
-    """vmap was asked of a function that says nothing about it."""
+from .errors import BatchingError as BatchingError
+from .errors import DerivativeError as DerivativeError
+from .errors import InputChangedError as InputChangedError
+from .errors import JaxbridgeError as JaxbridgeError
+from .errors import NotRegisteredError as NotRegisteredError
+from .errors import PlatformError as PlatformError
+from .errors import ResultError as ResultError
+from .errors import ViewKeptError as ViewKeptError
 
 
 class _Recorded(NamedTuple):
@@ -100,6 +76,8 @@ def _described(exception: BaseException, function_name: str) -> str:
     except Exception:
         message = "(str() of the exception failed)"
     first = f"{name}: {message}" if message else name
+    if text.startswith(first):  # found by jaxbridge itself: there are no frames to show
+        return f"{text}\n\nfound in a call of the external function {function_name!r}"
     return f"{first}\n\nraised by the external function {function_name!r}:\n{text}"
 
 

@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import inspect
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -12,7 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _call_site, _compat, _errors, _identity, _in_place, _options, _plan, _primitive, _spec
+from . import (
+    _call_site,
+    _compat,
+    _errors,
+    _identity,
+    _in_place,
+    _options,
+    _plan,
+    _primitive,
+    _results,
+    _spec,
+)
 from ._call_site import CallSite
 from ._callee import Callee
 from ._spec import Slot, Template
@@ -35,7 +47,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     ) -> None:
         functions = list(fn.values()) if isinstance(fn, Mapping) else [fn]
         for f in functions:
-            if isinstance(f, Function):
+            if isinstance(getattr(f, "__func__", f), Function):  # also bound to an instance
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, name=name)
         self._results = result_shape_dtypes
@@ -108,7 +120,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
     # ---- the call ----------------------------------------------------------------------------
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method where a `def` or a lambda is wrapped, as that would be."""
+        is_method = any(isinstance(f, types.FunctionType) for f in self.callee.functions.values())
+        return types.MethodType(self, instance) if is_method and instance is not None else self
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls the function: eagerly, or as part of the program that is being traced.
 
         Raises:
@@ -135,12 +152,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 abstract.append(leaf)
         arguments = jax.tree.unflatten(treedef, slots)
 
-        declared = self._results
-        if callable(declared) and not isinstance(declared, jax.ShapeDtypeStruct):
-            abstract_args, abstract_kwargs = jax.tree.unflatten(treedef, abstract)
-            declared = declared(*abstract_args, **abstract_kwargs)
+        declared = _results.declared(
+            self.name, self._results, *jax.tree.unflatten(treedef, abstract)
+        )
         result_leaves, result_tree = jax.tree.flatten(declared)
-        results = [self._result(leaf) for leaf in result_leaves]
+        results = [_results.shape_and_dtype(self.name, leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
         pairs, own = _in_place.pair(self.name, self.options.inout, arguments, slot_tree)
@@ -197,6 +213,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             )
         if not isinstance(leaf, jax.Array):
             given = leaf
+            if isinstance(given, (np.ndarray, np.generic)) and not given.dtype.isnative:
+                raise TypeError(
+                    f"{self.name}: argument {self._where(position, treedef)} is an array of another byte "
+                    f"order ({given.dtype.str}), and JAX has the machine's own only; pass "
+                    f"x.astype({given.dtype.name!r})"
+                )
             try:
                 leaf = jnp.asarray(given)
             except TypeError as error:
@@ -216,22 +238,6 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                     f"enabled: set jax_enable_x64"
                 )
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-    def _result(self, leaf: Any) -> tuple[tuple[int, ...], Any]:
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"{self.name}: the declared results hold {leaf!r}; expected a pytree of "
-                f"jax.ShapeDtypeStruct"
-            )
-        dtype = np.dtype(leaf.dtype)
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            raise TypeError(
-                f"{self.name}: a result is declared as {dtype.name}, which JAX has only with 64-bit "
-                f"types enabled: set jax_enable_x64, or declare "
-                f"{jax.dtypes.canonicalize_dtype(dtype).name} and convert in the function"
-            )
-        shape = tuple(leaf.shape)
-        return shape, dtype
 
     # ---- the user's view ---------------------------------------------------------------------
 

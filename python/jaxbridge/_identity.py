@@ -380,9 +380,22 @@ def _assigns_to(free: frozenset[str], code: types.CodeType) -> bool:
     ) or any(_assigns_to(free, c) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
-def place(fn: Any) -> tuple[str, str] | None:
+def redefines(fn: Any, before: Any) -> bool:
+    """Whether `fn` is `before` defined anew, as when a notebook cell was edited and run again."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
-    return (module, name) if module and name and "<" not in name else None
+    if not (module and name) or (module, name) != (
+        getattr(before, "__module__", None),
+        getattr(before, "__qualname__", None),
+    ):
+        return False
+    if "<" not in name:
+        return True
+    # In one file such a name can belong to several functions, so the line counts; an edited cell is
+    # another file. Two functions of one code object come from a place that makes several.
+    code, old = getattr(fn, "__code__", None), getattr(before, "__code__", None)
+    if code is None or old is None or code is old:
+        return False
+    return code.co_filename != old.co_filename or code.co_firstlineno == old.co_firstlineno
 
 
 def default_name(fn: Any) -> str:

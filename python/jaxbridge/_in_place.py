@@ -35,7 +35,9 @@ def pair(
             given = kwargs[argument] if isinstance(argument, str) else args[argument]
         except (KeyError, IndexError):
             raise TypeError(
-                f"{name}: inout names the argument {argument!r}, which this call does not have"
+                f"{name}: inout names the argument {argument!r}, which this call does not have: it has "
+                f"{len(args)} by position and {sorted(kwargs) or 'none'} by keyword; name one as it is "
+                f"passed, by position or by keyword"
             ) from None
         if position >= len(entries):
             raise ValueError(
@@ -64,7 +66,14 @@ def check(
 ) -> None:
     """Raises TypeError where an operand and its result cannot be one memory."""
     if len({operand for operand, _ in pairs}) != len(pairs):
-        raise TypeError(f"{name}: an argument is declared in place and is a jax.Ref too")
+        if any(_compat.is_ref(operands[operand]) for operand, _ in pairs):
+            raise TypeError(
+                f"{name}: an argument is declared in place (inout=) and is a jax.Ref, which is in place "
+                f"anyway; pass its value, ref[...], or drop it from inout="
+            )
+        raise TypeError(
+            f"{name}: inout names one argument twice; an argument can be one result only"
+        )
     seen: dict[int, int] = {}
     for operand, result in pairs:
         x = operands[operand]

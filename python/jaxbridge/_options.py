@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 Platform = Literal["cpu", "cuda"]
 platforms: tuple[Platform, ...] = ("cpu", "cuda")
 # Where a call with that framework can run. NumPy on CUDA works on a copy on the host.
@@ -29,19 +31,27 @@ default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
 def per_platform(value: Any, what: str, name: str) -> dict[str, Any]:
     """`value`, or a mapping from platforms to values, as a dictionary from platforms."""
     if isinstance(value, Mapping):
-        unknown = sorted(set(value) - set(platforms))
+        unknown = set(value) - set(platforms)
         if unknown or not value:
             raise ValueError(
-                f"{name}: {what} by platform takes the keys 'cpu' and 'cuda', got {sorted(value)}"
+                f"{name}: {what} by platform takes the keys 'cpu' and 'cuda', got {list(value)}"
             )
         return dict(value)
     return dict.fromkeys(platforms, value)
 
 
+def check_name(name: Any) -> None:
+    """Raises TypeError or ValueError where `name=` is none."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is {name!r}; expected None or a string that is not empty")
+    if name == "":
+        raise ValueError("name is ''; expected None or a string that is not empty")
+
+
 def check_frameworks(name: str, by_platform: Mapping[str, str]) -> None:
     """Raises ValueError where a framework is not known."""
     for framework in by_platform.values():
-        if framework not in frameworks:
+        if not isinstance(framework, str) or framework not in frameworks:
             raise ValueError(
                 f"{name}: framework is {framework!r}; expected one of {', '.join(frameworks)}"
             )
@@ -66,24 +76,23 @@ def check(
     vmap_method: str | None,
     has_side_effect: bool | None,
 ) -> Options:
-    if not (out is None or (isinstance(out, str) and out.isidentifier()) or out in (0, -1)):
+    is_position = type(out) is int and out in (0, -1)
+    if not (out is None or is_position or (isinstance(out, str) and out.isidentifier())):
         raise ValueError(
             f"{name}: out is {out!r}; expected None (results are returned), the name of the keyword "
             f"that takes them, 0 (first argument) or -1 (last argument)"
         )
-    if isinstance(out, bool):
-        raise ValueError(f"{name}: out is {out!r}; expected None, a keyword's name, 0 or -1")
     if inout is not None and not isinstance(inout, Mapping):
         raise ValueError(
             f"{name}: inout is {inout!r}; expected a mapping from arguments to results, "
             f"such as {{0: 0}}"
         )
     for option, value in (("elementwise", elementwise), ("has_side_effect", has_side_effect)):
-        if value not in (True, False, None):
+        if not (value is None or isinstance(value, (bool, np.bool_))):
             raise ValueError(f"{name}: {option} is {value!r}; expected True or False")
     pairs = tuple((inout or {}).items())
     for argument, result in pairs:
-        if not isinstance(argument, (int, str)) or not isinstance(result, int) or result < 0:
+        if type(argument) not in (int, str) or type(result) is not int or result < 0:
             raise ValueError(
                 f"{name}: inout is {dict(pairs)!r}; expected a mapping from arguments (position or "
                 f"keyword) to positions of results"
@@ -96,4 +105,10 @@ def check(
         )
     if elementwise and vmap_method is not None:
         raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
-    return Options(out, pairs, bool(elementwise), vmap_method, has_side_effect)
+    return Options(
+        out,
+        pairs,
+        bool(elementwise),
+        vmap_method,
+        None if has_side_effect is None else bool(has_side_effect),
+    )

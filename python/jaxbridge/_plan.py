@@ -5,6 +5,7 @@ A plan is made once for each platform and list of shapes. Everything that can be
 then: `run` is what is left.
 """
 
+import cmath
 import gc
 import time
 import traceback
@@ -54,7 +55,10 @@ def make_plan(
     views = [adapter.viewer(np.dtype(dtype), shape, at) for dtype, shape in operands]
     own_views = [(adapter.viewer(np.dtype(results[i][0]), results[i][1], at), i) for i in own]
 
-    work = _caller(site, fn, adapter, [results[i] for i in own], own_views)
+    checks_memory = adapter.always_checks_memory or _config.debug
+    work = _caller(site, fn, adapter, [results[i] for i in own], own_views, checks_memory)
+    if checks_memory and site.in_place:
+        work = _checking_memory(site, adapter, work)
     if adapter.always_checks_inputs or _config.debug:
         work = _checking_inputs(site, adapter, work)
     scope = None if staged else adapter.scope
@@ -73,7 +77,12 @@ def make_plan(
 
 
 def _caller(
-    site: "CallSite", fn: Callable[..., Any], adapter: Any, expected: Described, own_views: Any
+    site: "CallSite",
+    fn: Callable[..., Any],
+    adapter: Any,
+    expected: Described,
+    own_views: Any,
+    checks_memory: bool,
 ) -> Work:
     """Calls the function on views of the operands; its results go into the result buffers."""
     arguments = _argument_builder(site)
@@ -91,17 +100,25 @@ def _caller(
 
     single = isinstance(site.own_results.tree, Slot)
     fill = site.own_results.fill
+    check_returned = _returned_check(site, adapter)
+    memory, paths = adapter.memory, site.own_results.paths()
 
     def writing(views: list[Any], buffers: list[Any]) -> None:
         args, kwargs = (views, {}) if arguments is None else arguments(views)
         outs = [view(buffers[i]) for view, i in own_views]
         results = outs[0] if single else fill(outs)
+        before = [memory(o) for o in outs] if checks_memory else ()
         if out == -1:
-            fn(*args, results, **kwargs)
+            value = fn(*args, results, **kwargs)
         elif out == 0:
-            fn(results, *args, **kwargs)
+            value = fn(results, *args, **kwargs)
         else:
-            fn(*args, **kwargs, **{out: results})
+            value = fn(*args, **kwargs, **{out: results})
+        for position, there in enumerate(before):
+            if memory(outs[position]) != there:
+                raise _moved(site, f"result{paths[position]}")
+        if value is not None and value is not results:
+            check_returned(value, buffers)
 
     return writing
 
@@ -142,7 +159,10 @@ def _result_writer(
 ) -> Callable[[Any, list[Any]], None]:
     """Checks what the function returned against `expected`, then copies it into the buffers."""
     if not own_views:
-        return lambda value, buffers: None
+        if not site.options.inout:
+            return lambda value, buffers: None
+        check_returned = _returned_check(site, adapter)
+        return lambda value, buffers: None if value is None else check_returned(value, buffers)
     store, signature = adapter.store, adapter.signature
     tree = site.own_results
     paths = tree.paths()
@@ -154,16 +174,17 @@ def _result_writer(
         if got is None:
             try:
                 scalar = _as_scalar(value, dtype, shape)
-            except OverflowError as error:
+            except OverflowError:
                 raise ResultError(
                     f"{site.name}: result{paths[position]}: {value!r} does not fit "
                     f"{_text(dtype, shape)}"
-                ) from error
+                ) from None
             if scalar is not _no_rule_for_scalar:
                 return scalar
             raise ResultError(
                 f"{site.name}: result{paths[position]}: expected an array of {adapter.name}, "
                 f"{_text(dtype, shape)}, got {type(value).__module__}.{type(value).__qualname__}"
+                f"{_hint(value)}"
             )
         if (got[0] != shape and (shape or got[0] != adapter.scalar_shape)) or got[1] != dtype:
             raise ResultError(
@@ -187,6 +208,7 @@ def _result_writer(
             if treedef != plain:
                 raise ResultError(
                     f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
+                    f"{_hint(value)}"
                 )
         # Everything is checked before anything is written.
         values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
@@ -194,6 +216,46 @@ def _result_writer(
             store(leaf, view(buffers[index]))
 
     return write
+
+
+def _returned_check(site: "CallSite", adapter: Any) -> Callable[[Any, list[Any]], None]:
+    """What looks at the value that a function returned which writes its results.
+
+    Many return the arrays that they have written. Another array was to be a result, and nobody would
+    see that the result is what was in that memory before.
+    """
+
+    def is_written(array: Any, buffers: list[Any]) -> bool:
+        address = _address(array, adapter)
+        return 0 in array.shape or any(b.pointer <= address < b.pointer + b.nbytes for b in buffers)
+
+    def check(value: Any, buffers: list[Any]) -> None:
+        for leaf in jax.tree.leaves(value):
+            if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_written(leaf, buffers):
+                got = f"returned an array, {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+                if site.out is not None:
+                    raise ResultError(
+                        f"{site.name}: the function {got}, although out={site.out!r} says that it "
+                        f"writes its results; write to the array that it gets there, or drop out="
+                    )
+                raise ResultError(
+                    f"{site.name}: the function {got}, although all results are arguments in place "
+                    f"(inout=); write to the argument, or declare one more result"
+                )
+
+    return check
+
+
+def _address(array: Any, adapter: Any) -> int:
+    """Where an array has its memory, also one of another framework; -1 where nobody can tell."""
+    try:
+        return adapter.memory(array)[0]
+    except Exception:
+        try:
+            interface = getattr(array, "__cuda_array_interface__", None)
+            return (interface or np.asarray(array).__array_interface__)["data"][0]
+        except Exception:
+            return -1
 
 
 def _plain_tuples(value: Any) -> Any:
@@ -205,6 +267,14 @@ def _plain_tuples(value: Any) -> Any:
     if type(value) is dict:
         return {key: _plain_tuples(v) for key, v in value.items()}
     return value
+
+
+def _hint(value: Any) -> str:
+    if value is not None:
+        return ""
+    return (
+        "; say out= where the function writes its results, or inout= where it updates an argument"
+    )
 
 
 def _structure(treedef: Any) -> str:
@@ -227,7 +297,13 @@ def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
         if jax.numpy.issubdtype(dtype, np.complexfloating)
         else ("f" if jax.numpy.issubdtype(dtype, np.floating) else "i")
     )
-    return np.asarray(value, dtype) if kind in kinds[type(value)] else _no_rule_for_scalar
+    if kind not in kinds[type(value)]:
+        return _no_rule_for_scalar
+    with np.errstate(over="ignore"):
+        scalar = np.asarray(value, dtype)
+    if kind in "fc" and cmath.isfinite(value) and not np.isfinite(scalar):
+        raise OverflowError
+    return scalar
 
 
 def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
@@ -249,6 +325,29 @@ def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
                 )
 
     return checked
+
+
+def _checking_memory(site: "CallSite", adapter: Any, work: Work) -> Work:
+    """`work`, and afterwards an error where an argument in place is not on XLA's memory any more."""
+    paths = site.arguments.paths()
+    memory = adapter.memory
+
+    def checked(views: list[Any], buffers: list[Any]) -> None:
+        before = [(i, views[i], memory(views[i])) for i, _ in site.in_place]
+        work(views, buffers)
+        for i, view, there in before:
+            if memory(view) != there:
+                raise _moved(site, f"argument {argument_name(paths.get(i, str(i)))}")
+
+    return checked
+
+
+def _moved(site: "CallSite", what: str) -> ResultError:
+    return ResultError(
+        f"{site.name}: the function gave {what} other memory, or another size, and XLA does not see "
+        f"what it wrote there; write to the array itself, as out.copy_(x) does, in place of "
+        f"out.data = x, out.set_(x) or an out= of another size"
+    )
 
 
 def _debugging(run: Run, own: Sequence[int]) -> Run:
@@ -295,9 +394,11 @@ def end_lease(
     names += [f"result{result_paths.get(i, f' {i}')}" for i in _core.held(results)]
     if not names:
         return
+    called: Any = _core.current_call()
+    copies = _adapters.get(site.framework_on(called[0])).how_to_copy
     message = (
         f"{site.name}: the function kept a view of {', '.join(names)} after it returned. The memory is "
-        f"XLA's and is used again: copy what is needed later (for example x.copy())"
+        f"XLA's and is used again: copy what is needed later (for example {copies})"
     )
     if exception is None:
         raise ViewKeptError(message)

@@ -277,7 +277,10 @@ def _find(ufunc: Any) -> tuple[str, str, np.ufunc]:
     """Kind and name of a ufunc, and what has this name on the CPU."""
     of_numpy = _unwrapped(ufunc)
     if of_numpy is None and type(ufunc).__name__ != "ufunc":  # CuPy's class is called so too
-        raise TypeError(f"{ufunc!r} is no ufunc; use jaxbridge.call(..., elementwise=True)")
+        raise TypeError(
+            f"{ufunc!r} is no ufunc; use jaxbridge.call, which takes any function "
+            f"with a description of its results"
+        )
     for kind, library in _libraries.items():
         module = sys.modules.get(library["cuda" if of_numpy is None else "cpu"])
         for name in (getattr(ufunc, "__name__", ""), *vars(module or object)):

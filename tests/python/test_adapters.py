@@ -339,6 +339,20 @@ def test_a_viewer_serves_many_buffers(adapter: Any) -> None:
             del array
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_memory_of_a_view(adapter: Any, shape: tuple[int, ...]) -> None:
+    buffer = FakeBuffer(example("float32", shape), readonly=False)
+    with Lease(buffer):
+        view = adapter.view(buffer)
+        address, size = adapter.memory(view)
+        assert size == buffer.content.size
+        assert address == buffer.pointer or not size
+        if len(shape) == 2 and size:
+            inner, _ = adapter.memory(view[1:])
+            assert inner == buffer.pointer + 12
+        del view
+
+
 def test_view_of_high_rank(adapter: Any) -> None:
     rank = min(adapter.max_ndim, 32)
     buffer = FakeBuffer(example("int32", (1,) * (rank - 2) + (2, 3)))
@@ -666,7 +680,7 @@ def test_torch_sees_writes_by_the_version(monkeypatch: pytest.MonkeyPatch) -> No
     adapter = adapter_of("torch")
     import torch
 
-    assert adapter.always_checks_inputs
+    assert adapter.always_checks_inputs and adapter.always_checks_memory
     writes: list[Callable[[Any], Any]] = [
         lambda x: x.add_(1),
         lambda x: x[1:].zero_(),
@@ -1044,7 +1058,7 @@ def test_numba_device_views(numba_cuda: Any, name: str) -> None:
         assert lease.held()
         assert adapter.signature(view) == ((2, 3, 4), dtype_of(name))
         assert view.strides == example(name, (2, 3, 4)).strides
-        assert view.device_ctypes_pointer.value == 0x1000
+        assert adapter.memory(view) == (0x1000, 24)
         assert view.flags["C_CONTIGUOUS"]
         assert view.__cuda_array_interface__["stream"] is None
         kept = view.reshape(6, 4)
@@ -1223,6 +1237,7 @@ def test_cupy_view_and_store(fake_cupy: Any) -> None:
         memory = view.data.mem
         assert (memory.ptr, memory.size, memory.device_id) == (0x1000, 24, 0)
         assert memory.owner is buffer
+        assert adapter.memory(view) == (0x1000, view.nbytes)
         assert adapter.signature(view) == ((2, 3), np.dtype("float32"))
         target = adapter.view(out)
         adapter.store(view, target)

@@ -2,6 +2,8 @@
 """`call`: arguments, results, options, inside JAX's transformations."""
 
 import functools
+import inspect
+import pydoc
 import threading
 
 import jax
@@ -244,6 +246,72 @@ def test_object_arrays_are_refused():
         jaxbridge.call(lambda a, b: a, F32)(1, np.array([None]))
 
 
+# ---- methods -------------------------------------------------------------------------------------
+
+
+class Filter:
+    def __init__(self, k):
+        self.k = k
+
+    @jaxbridge.function(result=lambda self, v, *, twice=False: v)
+    def scale(self, v, *, twice=False):
+        """Scales."""
+        return v * np.float32(self.k * (2 if twice else 1))
+
+    of_class = jaxbridge.call(np.negative, like)
+
+
+def test_a_method_gets_self(x):
+    two, three = Filter(2), Filter(3)
+    for jit in (lambda f: f, jax.jit):
+        np.testing.assert_array_equal(jit(two.scale)(x), np.arange(4) * 2)
+        np.testing.assert_array_equal(jit(three.scale)(x), np.arange(4) * 3)
+        np.testing.assert_array_equal(jit(lambda v: two.scale(v, twice=True))(x), np.arange(4) * 4)
+        np.testing.assert_array_equal(jit(lambda v: Filter.scale(three, v))(x), np.arange(4) * 3)
+    assert Filter.scale is Filter.__dict__["scale"] and two.scale.stats()["calls"] == 8
+
+
+def test_a_method_is_not_wrapped_again():
+    with pytest.raises(TypeError, match="Function already"):
+        jaxbridge.call(Filter(1).scale, like)
+
+
+def test_self_is_static(x):
+    traced = []
+
+    class Model:
+        @jaxbridge.function(result=lambda self, v: (traced.append(self), v)[1])
+        def same(self, v):
+            return v
+
+    one, other = Model(), Model()
+    f = jax.jit(lambda m, v: m.same(v), static_argnums=0)
+    for m in (one, one, other, one):
+        f(m, x)
+    assert traced == [one, other]
+
+
+def test_what_is_no_method_stays_none(x):
+    """NumPy's ufuncs and builtins in a class get no instance either."""
+    np.testing.assert_array_equal(Filter(1).of_class(x), -np.arange(4))
+
+
+def test_a_keyword_named_self(x):
+    def fn(v, self):
+        return v * self
+
+    f = jaxbridge.call(fn, lambda v, self: v)
+    np.testing.assert_array_equal(f(x, self=np.float32(3)), np.arange(4) * 3)
+
+
+@pytest.mark.parametrize("of", [lambda: Filter.scale, lambda: Filter(1).scale])
+def test_help_shows_the_wrapped_function(of):
+    f = of()
+    text = pydoc.render_doc(f, renderer=pydoc.plaintext)
+    assert "v, *, twice=False)" in text and "Scales." in text
+    assert str(inspect.signature(f)).endswith("v, *, twice=False)")
+
+
 # ---- inside JAX ----------------------------------------------------------------------------------
 
 
@@ -466,6 +534,18 @@ def test_inout_mismatch(x):
         jaxbridge.call(lambda v: None, jax.ShapeDtypeStruct((3,), "float32"), inout={0: 0})(x)
     with pytest.raises(TypeError, match="does not have"):
         jaxbridge.call(lambda v: None, F32, inout={1: 0})(x)
+    two = lambda v: (v, v)
+    for named in ({0: 0, "v": 1}, {"v": 0}):
+        with pytest.raises(
+            TypeError, match="'v'.*1 by position and none by keyword.*as it is passed"
+        ):
+            jaxbridge.call(lambda v: None, two, inout=named)(x)
+    with pytest.raises(TypeError, match="argument 0.*0 by position and \\['v'\\] by keyword"):
+        jaxbridge.call(lambda v: None, F32, inout={0: 0})(v=x)
+    with pytest.raises(TypeError, match="names one argument twice"):
+        jaxbridge.call(lambda v: None, two, inout={0: 0, -1: 1})(x)
+    with pytest.raises(TypeError, match="jax.Ref, which is in place anyway"):
+        jaxbridge.call(lambda v: None, F32, inout={0: 0})(jax.new_ref(x))
     with pytest.raises(ValueError, match="there are 1 results"):
         jaxbridge.call(lambda v: None, F32, inout={0: 1})(x)
 
@@ -558,6 +638,42 @@ def test_pure_calls_are_dropped_and_loggers_run(x):
 def test_bad_options(options, text):
     with pytest.raises(ValueError, match=text):
         jaxbridge.call(add_one, F32, **options)
+
+
+@pytest.mark.parametrize(
+    "options, kind, text",
+    [
+        (dict(framework=3), ValueError, "framework is 3; expected one of numpy"),
+        (dict(framework=["numpy"]), ValueError, r"framework is \['numpy'\]; expected one of numpy"),
+        (
+            dict(framework={"cpu": ["x"]}),
+            ValueError,
+            r"framework is \['x'\]; expected one of numpy",
+        ),
+        (dict(framework={3: "numpy", "cpu": "numpy"}), ValueError, r"'cuda', got \[3, 'cpu'\]"),
+        (dict(name=3), TypeError, "name is 3; expected None or a string"),
+        (dict(name=["a"]), TypeError, r"name is \['a'\]; expected None or a string"),
+        (dict(out=0.0), ValueError, "out is 0.0; expected None"),
+        (dict(out=np.zeros(2)), ValueError, "out is array.*; expected None"),
+        (dict(inout={0: True}), ValueError, "inout is {0: True}; expected a mapping"),
+        (dict(inout={True: 0}), ValueError, "inout is {True: 0}; expected a mapping"),
+        (
+            dict(elementwise=np.zeros(2)),
+            ValueError,
+            "elementwise is array.*; expected True or False",
+        ),
+        (dict(has_side_effect=1), ValueError, "has_side_effect is 1; expected True or False"),
+    ],
+)
+def test_options_of_another_type(options, kind, text):
+    with pytest.raises(kind, match=text):
+        jaxbridge.call(add_one, F32, **options)
+
+
+@pytest.mark.parametrize("fn", [None, 3, {"cpu": None}, {"cpu": add_one, "cuda": 3}])
+def test_functions_that_are_none(fn):
+    with pytest.raises(TypeError, match=r"function for c\w+ is (None|3), not a callable; expected"):
+        jaxbridge.call(fn, F32)
 
 
 def test_unknown_option():

@@ -4,11 +4,14 @@
 import builtins
 import contextlib
 import gc
+import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
 import traceback
+import types
 import weakref
 
 import jax
@@ -39,6 +42,9 @@ class Stubborn(Exception):
     def __init__(self, code, *, reason):
         super().__init__(f"{reason} ({code})")
         self.code = code
+
+
+kept = []
 
 
 class Mute(Exception):
@@ -227,6 +233,24 @@ def test_jit_message_says_all(x):
     assert "Traceback (most recent call last)" in text
     assert "in callee" in text and "in helper" in text and "helper()" in text
     assert "_plan.py" not in text, "frames of jaxbridge itself"
+
+
+@pytest.mark.parametrize(
+    "fn, spec",
+    [
+        (lambda v: v[:1], F32),
+        (lambda v: 2**40, jax.ShapeDtypeStruct((), "int32")),
+        (lambda v: (kept.append(v), v)[1], F32),
+        (lambda v: (kept.append(v), v[:1])[1], F32),
+    ],
+    ids=["shape", "number", "view", "shape and view"],
+)
+def test_jit_message_of_what_jaxbridge_finds_is_said_once(x, fn, spec):
+    text = jax_error(jax.jit(jaxbridge.call(fn, spec, name=None)), x)
+    kept.clear()
+    first, *_ = text.removeprefix("INTERNAL: ").splitlines()
+    assert first.startswith("jaxbridge.errors.") and text.count(first) == 1
+    assert "in a call of the external function" in text and "_plan.py" not in text
 
 
 @pytest.mark.parametrize(
@@ -707,6 +731,24 @@ def test_python_numbers_are_rank_0_results(value, dtype, want):
     assert a == want and b == want
 
 
+@pytest.mark.parametrize(
+    "value, dtype",
+    [
+        (1e300, "float32"), (-1e300, "float32"), (70000, "float16"), (1e39, "bfloat16"),
+        (1e300j, "complex64"), (1e4, "float8_e4m3fn"), (10**400, "float32"), (10**30, "float16"),
+    ],
+)  # fmt: skip
+def test_python_numbers_that_do_not_fit(value, dtype):
+    text = result_error(lambda: value, jax.ShapeDtypeStruct((), dtype))
+    assert f"result: {value!r} does not fit {dtype}[]" in text
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e-300, 3e38])
+def test_python_numbers_that_are_infinite_stay_so(value):
+    y = jaxbridge.call(lambda: value, SCALAR)()
+    np.testing.assert_array_equal(y, np.float32(value))
+
+
 def test_named_tuples_are_tuples():
     def eigh():
         return np.linalg.eigh(np.diag(np.arange(1, 4, dtype="f4")))
@@ -742,6 +784,165 @@ def test_what_a_function_returns_without_declared_results_is_ignored(x):
     assert jaxbridge.call(lambda v: v, ())(x) == ()
     y = jaxbridge.call(lambda v, *, out: (out.fill(7), "ignored")[1], F32, out="out")(x)
     np.testing.assert_array_equal(y, [7, 7, 7, 7])
+
+
+@pytest.mark.parametrize("spec", [F32, (F32, F32), {"a": F32}], ids=["one", "two", "dict"])
+@pytest.mark.parametrize("out", ["out", 0, -1])
+def test_an_array_that_is_returned_and_not_written(x, out, spec):
+    def fn(*args, **kwargs):
+        return x_of(args, kwargs) * 2
+
+    def x_of(args, kwargs):
+        return next(a for a in args if isinstance(a, np.ndarray) and not a.flags.writeable)
+
+    for wrong in (fn, lambda *a, **k: (x_of(a, k),), lambda *a, **k: [np.float32(3)]):
+        text = result_error(wrong, spec, x, out=out)
+        assert "returned an array, float32[" in text and f"although out={out!r}" in text
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda a, b: None, lambda a, b: (a, b), lambda a, b: [b, a], lambda a, b: a,
+        lambda a, b: a[1:], lambda a, b: b[::-1], lambda a, b: a.reshape(2, 2), lambda a, b: 0,
+        lambda a, b: {"status": 0, "of": a}, lambda a, b: np.empty(0), lambda a, b: (),
+    ],
+)  # fmt: skip
+def test_written_results_may_be_returned_too(x, finish):
+    def fn(v, out):
+        out[0][...], out[1][...] = v + 1, v + 2
+        return finish(*out)
+
+    for y, n in zip(jaxbridge.call(fn, (F32, F32), out=-1)(x), (1, 2), strict=True):
+        np.testing.assert_array_equal(y, np.arange(4) + n)
+
+    def update(state, v, out):
+        state += v
+        out[...] = v + 2
+        return finish(state, out)
+
+    spec = (F32, F32)
+    state, y = jaxbridge.call(update, spec, out=-1, inout={0: 0})(x, x)
+    np.testing.assert_array_equal(state, 2 * np.arange(4))
+    np.testing.assert_array_equal(y, np.arange(4) + 2)
+
+
+@pytest.mark.parametrize("framework", ["torch", "numba", "warp"])
+def test_returned_arrays_of_a_framework(x, framework, needs):
+    needs(framework)
+
+    def copy(v, out):
+        if framework == "warp":
+            import warp
+
+            warp.copy(out, v)
+        else:
+            out[:] = v
+
+    def written(v, out):
+        copy(v, out)
+        return out, out[1:]
+
+    def written_through_another(v, out):
+        copy(v, out)
+        return np.asarray(out)[1:]
+
+    def not_written(v, out):
+        copy(v, out)
+        return v
+
+    options = {"framework": framework, "out": "out"}
+    for fn in (written, written_through_another):
+        np.testing.assert_array_equal(jaxbridge.call(fn, F32, **options)(x), x)
+    assert "returned an array" in result_error(not_written, F32, x, **options)
+    assert "returned an array" in result_error(
+        lambda v: v.numpy().copy() if hasattr(v, "numpy") else v.copy(),
+        F32,
+        x,
+        framework=framework,
+        inout={0: 0},
+    )
+
+
+_moves = {
+    "data": lambda v, out: setattr(out, "data", v * 2),
+    "set_": lambda v, out: out.set_(v * 2),
+    "swapped": lambda v, out: swap_tensors(out, v * 2),
+    "smaller": lambda v, out: out.resize_(2),
+}
+
+
+def swap_tensors(a, b):
+    import torch
+
+    torch.utils.swap_tensors(a, b)
+
+
+@pytest.mark.parametrize("move", _moves)
+@pytest.mark.parametrize("way", ["out", "inout", "ref"])
+def test_a_tensor_that_was_put_on_other_memory(x, move, way, needs):
+    needs("torch")
+    fn = _moves[move]
+    if way == "out":
+        text = result_error(lambda v, out: fn(v, out), F32, x, framework="torch", out="out")
+        assert "gave result other memory" in text
+        spec = {"a": F32, "b": [F32]}
+        text = result_error(
+            lambda v, out: [out["a"].copy_(v), fn(v, out["b"][0]), None][2],
+            spec,
+            x,
+            framework="torch",
+            out=-1,
+        )
+        assert "gave result['b'][0] other memory" in text
+    else:
+        options = {"inout": {0: 0}} if way == "inout" else {}
+        state = x + 0 if way == "inout" else jax.new_ref(x + 0)
+        spec = F32 if way == "inout" else ()
+        text = result_error(
+            lambda s, v: [fn(v, s), None][1], spec, state, x, framework="torch", **options
+        )
+        assert "gave argument 0 other memory" in text
+    assert "out.copy_(x)" in text
+
+
+def test_what_leaves_a_tensor_on_its_memory(x, needs):
+    needs("torch")
+
+    def fn(v, state, out):
+        import torch
+
+        out.data.copy_(v)
+        out.detach().add_(1)
+        torch.add(out, 1, out=out)
+        out.unsqueeze_(0).squeeze_(0)
+        state.data.add_(v)
+
+    y, state = jaxbridge.call(fn, lambda v, s: (v, s), framework="torch", out="out", inout={1: 1})(
+        x, x
+    )
+    np.testing.assert_array_equal(y, np.arange(4) + 2)
+    np.testing.assert_array_equal(state, np.arange(4) * 2)
+    empty = jaxbridge.call(lambda v, out: out.copy_(v), like, framework="torch", out="out")
+    assert empty(x[:0]).shape == (0,)
+
+
+def test_an_argument_in_place_that_was_not_written(x):
+    text = result_error(lambda v: v + 1, F32, x, inout={0: 0})
+    assert "returned an array, float32[4]" in text and "inout=" in text
+    for fn in (
+        lambda v: np.add(v, 1, out=v),
+        lambda v: np.add(v, 1, out=v)[::-1],
+        lambda v: np.add(v, 1, out=v).fill(7),
+    ):
+        assert jaxbridge.call(fn, F32, inout={0: 0})(x)[0] in (1, 7)
+
+
+@pytest.mark.parametrize("spec", [F32, (F32, F32)], ids=["one", "two"])
+def test_none_in_place_of_results_hints_at_out(x, spec):
+    text = result_error(lambda v: None, spec, x)
+    assert "out=" in text and "inout=" in text
+    assert "out=" not in result_error(lambda v: 7, spec, x)
 
 
 def test_wrong_arguments_are_the_functions_own_error(x):
@@ -780,6 +981,77 @@ def test_missing_framework_of_another_platform_does_not_count(x):
     text = jax.jit(f).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     assert "jaxbridge.call" in text
     np.testing.assert_array_equal(f(x), x)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c8"])
+def test_another_byte_order(x, dtype):
+    name = np.dtype(dtype).name
+    f = jaxbridge.call(lambda a, v: v, lambda a, v: v)
+    text = f"argument 0 is an array of another byte order \\({dtype}\\).*x.astype\\('{name}'\\)"
+    with pytest.raises(TypeError, match=text):
+        f(np.arange(3).astype(dtype), x)
+    for spec in (jax.ShapeDtypeStruct((4,), dtype), np.zeros(4, dtype)):
+        with pytest.raises(TypeError, match=f"another byte order.*declare {name}"):
+            jax.jit(jaxbridge.call(lambda v: v, spec))(x)
+    np.testing.assert_array_equal(f(x.astype("float32"), x), x)
+
+
+def test_results_that_are_a_python_number():
+    f = jaxbridge.call(lambda v: v + 1, like, name=None)
+    text = r"hold 1.0; expected.*static.*jnp.asarray\(1.0\)"
+    with pytest.raises(TypeError, match=text):
+        f(1.0)
+    for given in (jnp.asarray(1.0), np.float32(1)):
+        assert f(given) == 2
+
+
+def test_a_failing_declaration_of_results_is_named(x):
+    def results(v):
+        return v.missing
+
+    f = jaxbridge.call(np.copy, results, name="the.test")
+    for program in (f, jax.jit(f)):
+        with pytest.raises(AttributeError, match="missing") as caught:
+            program(x)
+        (note, *_) = caught.value.__notes__
+        assert note.startswith("raised by the result_shape_dtypes of the.test")
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        "float32",
+        lambda v: "float32",
+        lambda v: [object()],
+        lambda v: jax.ShapeDtypeStruct((), jax.random.key(0).dtype),
+        lambda v: types.SimpleNamespace(shape=3, dtype="float32"),
+        lambda v: types.SimpleNamespace(shape=(3,), dtype="no dtype"),
+    ],
+)
+def test_declared_results_that_are_none(x, results):
+    f = jaxbridge.call(np.copy, results)
+    with pytest.raises(TypeError, match=r"copy: the declared results \(result_shape_dtypes\) hold"):
+        f(x)
+
+
+@pytest.mark.parametrize(
+    "framework, copied",
+    [
+        ("numpy", "x.copy()"),
+        ("numba", "x.copy(), on CUDA x.copy_to_host()"),
+        ("torch", "x.clone()"),
+        ("warp", "warp.clone(x)"),
+        ("buffer", "numpy.array(x)"),
+    ],
+)
+def test_a_kept_view_says_how_to_copy(x, framework, copied, needs):
+    if framework != "buffer":
+        needs(framework)
+    f = jaxbridge.call(lambda v, out: kept.append(v), like, framework=framework, out=-1)
+    with pytest.raises(errors.ViewKeptError) as caught:
+        f(x)
+    kept.clear()
+    assert str(caught.value).endswith(f"(for example {copied})")
 
 
 def test_unknown_platform(x):
@@ -851,3 +1123,32 @@ def test_an_exception_that_cannot_be_described_is_the_original_all_the_same():
 
     with pytest.raises(Hostile):
         jaxbridge.call(fn, lambda v: v)(jnp.ones(2))
+
+
+# ---- the classes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "JaxbridgeError",
+        "ResultError",
+        "ViewKeptError",
+        "InputChangedError",
+        "NotRegisteredError",
+        "PlatformError",
+        "DerivativeError",
+        "BatchingError",
+    ],
+)
+def test_error_classes_are_found_under_the_name_that_they_show(name):
+    kind = getattr(errors, name)
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"jaxbridge.errors.{name}"
+    assert getattr(importlib.import_module("jaxbridge.errors"), name) is kind
+    error = pickle.loads(pickle.dumps(kind("a message")))
+    assert type(error) is kind and error.args == ("a message",)
+
+
+def test_a_traceback_shows_the_public_name_of_an_error():
+    shown = traceback.format_exception_only(errors.ResultError("the message"))
+    assert shown == ["jaxbridge.errors.ResultError: the message\n"]

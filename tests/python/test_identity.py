@@ -904,6 +904,32 @@ def test_two_closures_of_one_place_under_one_name(x):
         jaxbridge.call(make(2), F32, name="made twice")
 
 
+def cell(source, file, line=1):
+    """`fn` of a notebook cell, which has a file of its own."""
+    names = {"__name__": "a_notebook"}
+    exec(compile("\n" * (line - 1) + source, file, "exec"), names)
+    return names["fn"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "fn = lambda v: v + {k}",
+        "def make():\n    def inner(v):\n        return v + {k}\n    return inner\nfn = make()",
+        "def make(k):\n    return lambda v: v + k\nfn = make({k})",
+    ],
+    ids=["lambda", "inner function", "closure"],
+)
+@pytest.mark.parametrize("again", [("cell 2", 1), ("cell 2", 7), ("cell 1", 1)])
+def test_a_cell_that_is_edited_keeps_its_name(x, source, again, request):
+    name = request.node.name
+    f = jaxbridge.call(cell(source.format(k=1), "cell 1"), F32, name=name)
+    g = jaxbridge.call(cell(source.format(k=2), *again), F32, name=name)
+    assert float(f(x)[0]) == 1 and float(g(x)[0]) == 2
+    with pytest.raises(ValueError, match="belongs to another"):
+        jaxbridge.call(cell(source.format(k=3), again[0], 9), F32, name=name)
+
+
 def test_named_function_that_captures_what_can_change(x):
     captured = [1]
     fn = closure(captured)

@@ -40,8 +40,13 @@ class Adapter(Protocol):
     # How an array of rank 0 looks: () where the framework has such arrays. The caller takes a
     # result of this shape where a rank-0 result is expected.
     scalar_shape: tuple[int, ...]
+    # How a function copies an array `x` of this framework, for messages.
+    how_to_copy: str
     # True where `snapshot` and `unchanged` are nearly free and are used outside debug mode too.
     always_checks_inputs: bool
+    # True where a function puts an array on other memory by ordinary means (torch's `out.data = x`):
+    # what it is to write is then looked at outside debug mode too.
+    always_checks_memory: bool
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         """Asked at trace time.
@@ -81,6 +86,9 @@ class Adapter(Protocol):
         `signature(value)` is that of `out`. `value` may be strided, on another device, or a view
         of an argument.
         """
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        """Address and size of an array of this framework, which stay as long as its memory does."""
 
     def snapshot(self, view: Any) -> Any:
         """What `unchanged` needs to know about the content of `view` now."""

@@ -24,7 +24,9 @@ class BufferAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "numpy.array(x)"
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         pass
@@ -63,6 +65,9 @@ class BufferAdapter:
                 'with framework="buffer" a function on CUDA cannot return a number: it writes its '
                 "results, given to it with out="
             )
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.pointer, array.nbytes
 
     def snapshot(self, view: Any) -> Any:
         return self._bytes(view) if view.platform == "cpu" else None

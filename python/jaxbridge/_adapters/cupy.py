@@ -98,7 +98,9 @@ class CupyAdapter:
     platforms = frozenset({"cuda"})
     max_ndim = 64 if int(cupy.__version__.split(".")[0]) >= 14 else 25
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.copy()"
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name not in _dtypes:
@@ -135,6 +137,9 @@ class CupyAdapter:
             out.data.copy_from_device_async(value.data, out.nbytes)
         else:
             cupy.copyto(out, value)
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.data.ptr, array.nbytes
 
     def snapshot(self, view: Any) -> Any:
         return view.copy()

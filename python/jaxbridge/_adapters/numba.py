@@ -85,6 +85,7 @@ class NumbaAdapter(NumpyAdapter):
 
     name = "numba"
     platforms = frozenset({"cpu", "cuda"})
+    how_to_copy = "x.copy(), on CUDA x.copy_to_host()"
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name not in _dtypes[platform]:
@@ -148,6 +149,11 @@ class NumbaAdapter(NumpyAdapter):
                 # That a small array is a small grid is nothing a user could change.
                 warnings.simplefilter("ignore")
                 out.setitem((), value, stream=stream)
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        if isinstance(array, np.ndarray):
+            return super().memory(array)
+        return array.device_ctypes_pointer.value if array.size else 0, array.size
 
     def snapshot(self, view: Any) -> Any:
         if isinstance(view, np.ndarray):

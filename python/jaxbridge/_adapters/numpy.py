@@ -28,7 +28,9 @@ class NumpyAdapter:
     platforms = frozenset({"cpu"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.copy()"
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype.name in _packed:
@@ -57,6 +59,9 @@ class NumpyAdapter:
 
     def store(self, value: Any, out: Any) -> None:
         out[...] = value
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.__array_interface__["data"][0], array.size
 
     def snapshot(self, view: Any) -> Any:
         return view.tobytes()

@@ -110,7 +110,9 @@ class TorchAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 64
     scalar_shape: tuple[int, ...] = ()
+    how_to_copy = "x.clone()"
     always_checks_inputs = True
+    always_checks_memory = True
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if platform == "cuda" and torch.version.cuda is None:
@@ -157,6 +159,10 @@ class TorchAdapter:
             # JAX does not see torch's graph: derivatives are defined on the Function.
             value = value.detach()
         out.copy_(value)
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        # Torch makes an out= tensor smaller where the result is, and only warns.
+        return array.data_ptr(), array.numel()
 
     def snapshot(self, view: Any) -> Any:
         # A thread in inference mode makes tensors that have no version.

@@ -213,7 +213,9 @@ class WarpAdapter:
     platforms = frozenset({"cpu", "cuda"})
     max_ndim = 4
     scalar_shape: tuple[int, ...] = (1,)
+    how_to_copy = "warp.clone(x)"
     always_checks_inputs = False
+    always_checks_memory = False
 
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         if dtype not in _to_warp:
@@ -266,6 +268,9 @@ class WarpAdapter:
         if inner:
             value = _of_scalars(value)
         wp.copy(out, value)
+
+    def memory(self, array: Any) -> tuple[int, int]:
+        return array.ptr or 0, array.size
 
     def snapshot(self, view: Any) -> Any:
         return view.numpy().tobytes()

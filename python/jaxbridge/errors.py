@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that jaxbridge itself finds."""
+
+
+class JaxbridgeError(Exception):
+    """Base of the errors that jaxbridge itself finds."""
+
+
+class ResultError(JaxbridgeError, TypeError):
+    """A function returned other results than were declared."""
+
+
+class ViewKeptError(JaxbridgeError, RuntimeError):
+    """A function kept a view of its arguments or results after it returned."""
+
+
+class InputChangedError(JaxbridgeError, RuntimeError):
+    """A function wrote to an argument that is not declared in place."""
+
+
+class NotRegisteredError(JaxbridgeError, LookupError):
+    """A program calls a function that this process does not know."""
+
+
+class PlatformError(JaxbridgeError, ValueError):
+    """A function is not there for the platform that it is to run on."""
+
+
+class DerivativeError(JaxbridgeError, TypeError):
+    """A derivative was asked of a function that has no rule for it."""
+
+
+class BatchingError(JaxbridgeError, ValueError):
+    """vmap was asked of a function that says nothing about it."""
