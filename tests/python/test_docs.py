@@ -193,6 +193,15 @@ def test_environment_variables_are_documented() -> None:
         assert name in text
 
 
+def test_download_sizes_are_those_that_setup_prints() -> None:
+    printed = set(
+        re.findall(r"the first time ([\d.]+ [MG]B)", (root / "scripts/setup.sh").read_text())
+    )
+    text = (root / "README.md").read_text()
+    assert printed
+    assert set(re.findall(r"[\d.]+ [MG]B", text)) == printed
+
+
 # ---- the test itself -----------------------------------------------------------------------------
 
 
