@@ -12,9 +12,9 @@ from importlib import metadata as _metadata
 import jax
 
 from . import _core as _core
-from . import _errors as errors
 from . import _lowering as _lowering
 from . import _programs as _programs
+from . import errors as errors
 from ._context import Context as Context
 from ._context import current as current
 from ._errors import reraise as reraise

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _errors, _plan, _spec
+from . import _config, _core, _errors, _plan, _spec
 from ._identity import Witness
 from ._options import Options
 from ._spec import Template
@@ -30,13 +30,13 @@ class Registration:
             functools.partial(_errors.record, function_name=site.name, key=site.key),
             functools.partial(_plan.end_lease, site),
             list(site.in_place),
+            _config.cache_limit,
         )
         _core.register(key, self.target)
         self._stats.live.add(self)
 
     def end(self) -> None:
-        self._stats.live.discard(self)
-        self._stats.ended_calls += self.target.calls
+        self._stats.end(self)
         _core.unregister(self.key)
 
 
@@ -84,13 +84,26 @@ def forget_durable(callee: "Callee") -> None:
 
 
 class Stats:
+    """The counts of a callee, over all its registrations."""
+
     def __init__(self) -> None:
         self.live: set[Registration] = set()
-        self.ended_calls = 0
+        self._ended_calls = 0
+        self._ended_hits = 0
 
-    def calls(self) -> int:
+    def end(self, registration: Registration) -> None:
+        self.live.discard(registration)
+        self._ended_calls += registration.target.calls
+        self._ended_hits += registration.target.hits
+
+    def read(self) -> dict[str, int]:
         with _registration_lock:
-            return self.ended_calls + sum(r.target.calls for r in self.live)
+            targets = [r.target for r in self.live]
+            return {
+                "calls": self._ended_calls + sum(t.calls for t in targets),
+                "cache_hits": self._ended_hits + sum(t.hits for t in targets),
+                "cache_size": sum(t.kept for t in targets),
+            }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

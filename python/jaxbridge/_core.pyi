@@ -67,9 +67,6 @@ def set_dtypes(by_name: dict[str, numpy.dtype[Any]]) -> None:
 def dtype_names() -> list[str]:
     """The names of XLA's element types."""
 
-def held(objects: list[Buffer]) -> list[int]:
-    """Positions of those that something besides this list refers to."""
-
 def current_call() -> tuple[str, int, int, bool] | None:
     """
     (platform, device ordinal, stream, capturing) of the call that this thread is in.
@@ -99,10 +96,26 @@ def driver_info() -> dict[str, object]:
     Loads the driver and says what was found: error, path, version, missing, devices.
     """
 
+def as_array(buffer: Buffer) -> numpy.ndarray:
+    """A NumPy array over a buffer on the CPU, which is its base."""
+
+class Plan:
+    """What is done at a call of one platform and one list of shapes."""
+
+    def __init__(self, *, operand_viewers: list[Any], own_viewers: list[tuple[int, Any]], scope: Callable[[int, int], Any] | None = None, staged: bool = False, function: Callable[..., Any] | None = None, arguments: list[tuple[str, Any]] = [], keywords: tuple[str, ...] | None = None, finish: Callable[..., None] | None = None, writes: bool = False, work: Callable[..., None] | None = None) -> None: ...
+
 class Target:
     """What a key stands for: calls Python."""
 
-    def __init__(self, make_plan: Callable[..., Any], on_error: Callable[..., str], on_held: Callable[..., None], in_place: Sequence[tuple[int, int]]) -> None: ...
+    def __init__(self, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], in_place: Sequence[tuple[int, int]], limit: int) -> None: ...
+
+    @property
+    def hits(self) -> int:
+        """How many of the calls came with addresses that were known."""
+
+    @property
+    def kept(self) -> int:
+        """How many lists of addresses are kept."""
 
     @property
     def calls(self) -> int:

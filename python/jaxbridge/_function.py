@@ -246,8 +246,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
         Returns:
             calls: how often XLA called it.
+            cache_hits: how many of the calls came with addresses that were known.
+            cache_size: how many lists of addresses are kept now; at most JAXBRIDGE_CACHE_LIMIT for each
+                call in a program and its shapes.
         """
-        return {"calls": self.callee.counts.calls()}
+        return self.callee.counts.read()
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""

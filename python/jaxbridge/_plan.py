@@ -2,10 +2,11 @@
 """What happens in Python at one call: views in, the function, results out.
 
 A plan is made once for each platform and list of shapes. Everything that can be decided then is decided
-then: `run` is what is left.
+then. The core makes the views and calls the function itself, or `work` where more than that is to be done.
 """
 
 import cmath
+import functools
 import gc
 import time
 import traceback
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from ._call_site import CallSite
 
 Described = Sequence[tuple[Any, tuple[int, ...]]]
-# Of operand buffers, result buffers, device ordinal and stream.
-Run = Callable[[list[Any], list[Any], int, int], None]
-# Of operand views and result buffers.
-Work = Callable[[list[Any], list[Any]], None]
+# Of operand views, views of the function's own results, and all result buffers.
+Work = Callable[[list[Any], list[Any], list[Any]], None]
+# Of what the function returned, views of its own results, and all result buffers.
+Finish = Callable[[Any, list[Any], list[Any]], None]
 
 _no_rule_for_scalar = object()
 
 
 def make_plan(
     site: "CallSite", platform: str, operands: Described, results: Described
-) -> tuple[Run, bool]:
-    """The work of one call, and whether its buffers are to be staged on the host.
+) -> _core.Plan:
+    """The work of one call.
 
     Args:
         site: the call.
@@ -52,75 +53,99 @@ def make_plan(
 
     in_place_results = {result for _, result in site.in_place}
     own = [i for i in range(len(results)) if i not in in_place_results]
-    views = [adapter.viewer(np.dtype(dtype), shape, at) for dtype, shape in operands]
-    own_views = [(adapter.viewer(np.dtype(results[i][0]), results[i][1], at), i) for i in own]
 
+    def viewer(described: tuple[Any, tuple[int, ...]]) -> Any:
+        return adapter.viewer(np.dtype(described[0]), described[1], at)
+
+    has_scope = not staged and adapter.scopes(platform)
     checks_memory = adapter.always_checks_memory or _config.debug
-    work = _caller(site, fn, adapter, [results[i] for i in own], own_views, checks_memory)
+    checks_inputs = adapter.always_checks_inputs or _config.debug
+    finish = _finisher(site, adapter, [results[i] for i in own])
+    how: dict[str, Any] = {
+        "operand_viewers": [viewer(d) for d in operands],
+        "own_viewers": [(i, viewer(results[i])) for i in own],
+        "scope": functools.partial(adapter.scope, platform) if has_scope else None,
+        "staged": staged,
+    }
+    flat = None if checks_memory or checks_inputs else _flat_arguments(site, len(own))
+    if flat is not None:
+        arguments, keywords = flat
+        return _core.Plan(
+            **how,
+            function=fn,
+            arguments=arguments,
+            keywords=keywords or None,
+            finish=finish,
+            writes=site.out is not None,
+        )
+    work = _caller(site, fn, adapter, finish, checks_memory)
     if checks_memory and site.in_place:
         work = _checking_memory(site, adapter, work)
-    if adapter.always_checks_inputs or _config.debug:
+    if checks_inputs:
         work = _checking_inputs(site, adapter, work)
-    scope = None if staged else adapter.scope
+    return _core.Plan(**how, work=_debugging(work, own) if _config.debug else work)
 
-    def run(
-        operand_buffers: list[Any], result_buffers: list[Any], ordinal: int, stream: int
-    ) -> None:
-        entered = scope(platform, ordinal, stream) if scope is not None else None
-        if entered is None:
-            work([view(b) for view, b in zip(views, operand_buffers)], result_buffers)  # noqa: B905
-        else:
-            with entered:
-                work([view(b) for view, b in zip(views, operand_buffers)], result_buffers)  # noqa: B905
 
-    return (_debugging(run, own) if _config.debug else run), staged
+def _flat_arguments(
+    site: "CallSite", own_count: int
+) -> tuple[list[tuple[str, Any]], tuple[str, ...]] | None:
+    """The function's arguments, positional ones first, and the names of the others.
+
+    None where an array is inside a tree, or the results are one.
+    """
+    args, kwargs = site.arguments.tree
+    at_top = sum(isinstance(a, Slot) for a in (*args, *kwargs.values()))
+    out: Any = site.out
+    if at_top != site.operand_count:
+        return None
+    if out is not None and not isinstance(site.own_results.tree, Slot):
+        return None
+    as_argument = [("operand", a.index) if isinstance(a, Slot) else ("value", a) for a in args]
+    result = [("result", 0)] * (out is not None and own_count == 1)
+    if out == 0:
+        as_argument = result + as_argument
+    elif out == -1:
+        as_argument += result
+    names = list(kwargs)
+    as_argument += [
+        ("operand", a.index) if isinstance(a, Slot) else ("value", a) for a in kwargs.values()
+    ]
+    if isinstance(out, str):
+        as_argument += result
+        names += [out]
+    return as_argument, tuple(names)
 
 
 def _caller(
-    site: "CallSite",
-    fn: Callable[..., Any],
-    adapter: Any,
-    expected: Described,
-    own_views: Any,
-    checks_memory: bool,
+    site: "CallSite", fn: Callable[..., Any], adapter: Any, finish: "Finish | None", checks: bool
 ) -> Work:
-    """Calls the function on views of the operands; its results go into the result buffers."""
-    arguments = _argument_builder(site)
+    """Calls the function on views of the operands, and takes its results."""
+    fill_arguments, fill_results = site.arguments.fill, site.own_results.fill
     out: Any = site.out
-    if out is None:
-        finish = _result_writer(site, adapter, expected, own_views)
-        if arguments is None:
-            return lambda views, buffers: finish(fn(*views), buffers)
-
-        def returning(views: list[Any], buffers: list[Any]) -> None:
-            args, kwargs = arguments(views)
-            finish(fn(*args, **kwargs), buffers)
-
-        return returning
-
-    single = isinstance(site.own_results.tree, Slot)
-    fill = site.own_results.fill
-    check_returned = _returned_check(site, adapter)
     memory, paths = adapter.memory, site.own_results.paths()
 
-    def writing(views: list[Any], buffers: list[Any]) -> None:
-        args, kwargs = (views, {}) if arguments is None else arguments(views)
-        outs = [view(buffers[i]) for view, i in own_views]
-        results = outs[0] if single else fill(outs)
-        before = [memory(o) for o in outs] if checks_memory else ()
-        if out == -1:
-            value = fn(*args, results, **kwargs)
-        elif out == 0:
-            value = fn(results, *args, **kwargs)
+    def work(views: list[Any], own: list[Any], buffers: list[Any]) -> None:
+        args, kwargs = fill_arguments(views)
+        if out is None:
+            value = fn(*args, **kwargs)
         else:
-            value = fn(*args, **kwargs, **{out: results})
-        for position, there in enumerate(before):
-            if memory(outs[position]) != there:
-                raise _moved(site, f"result{paths[position]}")
-        if value is not None and value is not results:
-            check_returned(value, buffers)
+            results = fill_results(own)
+            before = [memory(o) for o in own] if checks else ()
+            if out == -1:
+                value = fn(*args, results, **kwargs)
+            elif out == 0:
+                value = fn(results, *args, **kwargs)
+            else:
+                value = fn(*args, **kwargs, **{out: results})
+            for position, there in enumerate(before):
+                if memory(own[position]) != there:
+                    raise _moved(site, f"result{paths[position]}")
+            if value is None or value is results:
+                return
+        if finish is not None:
+            finish(value, own, buffers)
 
-    return writing
+    return work
 
 
 def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -> None:
@@ -137,36 +162,20 @@ def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -
         )
 
 
-def _argument_builder(
-    site: "CallSite",
-) -> Callable[[list[Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
-    """From views to (args, kwargs); None where the views are the positional arguments as they are."""
-    args, kwargs = site.arguments.tree
-    if not kwargs and list(args) == [Slot(i) for i in range(site.operand_count)]:
-        return None
-    if all(isinstance(a, Slot) for a in (*args, *kwargs.values())):
-        positions = [a.index for a in args]
-        names = [(name, a.index) for name, a in kwargs.items()]
-        return lambda views: (
-            tuple([views[i] for i in positions]),
-            {name: views[i] for name, i in names},
-        )
-    return site.arguments.fill
+def _finisher(site: "CallSite", adapter: Any, expected: Described) -> "Finish | None":
+    """Checks what the function returned, and copies results that it did not write itself."""
+    if site.out is not None or (not expected and site.options.inout):
+        check = _returned_check(site, adapter)
+        return lambda value, own, buffers: None if value is None else check(value, buffers)
+    return _result_writer(site, adapter, expected) if expected else None
 
 
-def _result_writer(
-    site: "CallSite", adapter: Any, expected: Described, own_views: Any
-) -> Callable[[Any, list[Any]], None]:
-    """Checks what the function returned against `expected`, then copies it into the buffers."""
-    if not own_views:
-        if not site.options.inout:
-            return lambda value, buffers: None
-        check_returned = _returned_check(site, adapter)
-        return lambda value, buffers: None if value is None else check_returned(value, buffers)
+def _result_writer(site: "CallSite", adapter: Any, expected: Described) -> Finish:
+    """Checks what the function returned against `expected`, then copies it into the results."""
     store, signature = adapter.store, adapter.signature
     tree = site.own_results
     paths = tree.paths()
-    treedef: Any = jax.tree.structure(tree.fill([0] * len(own_views)))
+    treedef: Any = jax.tree.structure(tree.fill([0] * len(expected)))
 
     def checked(value: Any, position: int) -> Any:
         dtype, shape = expected[position]
@@ -194,14 +203,9 @@ def _result_writer(
         return value
 
     if isinstance(tree.tree, Slot):
-        view, index = own_views[0]
+        return lambda value, own, buffers: store(checked(value, 0), own[0])
 
-        def write_one(value: Any, buffers: list[Any]) -> None:
-            store(checked(value, 0), view(buffers[index]))
-
-        return write_one
-
-    def write(value: Any, buffers: list[Any]) -> None:
+    def write(value: Any, own: list[Any], buffers: list[Any]) -> None:
         leaves, got = jax.tree.flatten(value)
         if treedef != got:
             leaves, plain = jax.tree.flatten(_plain_tuples(value))
@@ -212,8 +216,8 @@ def _result_writer(
                 )
         # Everything is checked before anything is written.
         values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
-        for leaf, (view, index) in zip(values, own_views, strict=True):
-            store(leaf, view(buffers[index]))
+        for leaf, view in zip(values, own, strict=True):
+            store(leaf, view)
 
     return write
 
@@ -312,10 +316,10 @@ def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
     writable = {operand for operand, _ in site.in_place}
     watched = [i for i in range(site.operand_count) if i not in writable]
 
-    def checked(views: list[Any], buffers: list[Any]) -> None:
+    def checked(views: list[Any], own: list[Any], buffers: list[Any]) -> None:
         # The very arrays that the function gets: torch counts the changes of each.
         before = [(i, views[i], adapter.snapshot(views[i])) for i in watched]
-        work(views, buffers)
+        work(views, own, buffers)
         for i, view, token in before:
             if not adapter.unchanged(view, token):
                 raise InputChangedError(
@@ -332,9 +336,9 @@ def _checking_memory(site: "CallSite", adapter: Any, work: Work) -> Work:
     paths = site.arguments.paths()
     memory = adapter.memory
 
-    def checked(views: list[Any], buffers: list[Any]) -> None:
+    def checked(views: list[Any], own: list[Any], buffers: list[Any]) -> None:
         before = [(i, views[i], memory(views[i])) for i, _ in site.in_place]
-        work(views, buffers)
+        work(views, own, buffers)
         for i, view, there in before:
             if memory(view) != there:
                 raise _moved(site, f"argument {argument_name(paths.get(i, str(i)))}")
@@ -350,13 +354,14 @@ def _moved(site: "CallSite", what: str) -> ResultError:
     )
 
 
-def _debugging(run: Run, own: Sequence[int]) -> Run:
+def _debugging(work: Work, own_results: Sequence[int]) -> Work:
     """JAXBRIDGE_DEBUG=1: results start as a pattern, and the device is waited for."""
 
-    def debugged(operands: list[Any], results: list[Any], ordinal: int, stream: int) -> None:
-        for i in own:
-            _core.fill(results[i], 0xA5)
-        run(operands, results, ordinal, stream)
+    def debugged(views: list[Any], own: list[Any], buffers: list[Any]) -> None:
+        for i in own_results:
+            _core.fill(buffers[i], 0xA5)
+        work(views, own, buffers)
+        _, ordinal, stream, _ = _core.current_call() or ("", 0, 0, False)
         if stream:
             _core.synchronize(stream, ordinal)
 
@@ -365,11 +370,15 @@ def _debugging(run: Run, own: Sequence[int]) -> Run:
 
 def end_lease(
     site: "CallSite",
-    operands: list[Any],
-    results: list[Any],
+    held: Callable[[], tuple[list[int], list[int]]],
     exception: BaseException | None,
 ) -> None:
     """Asked when views outlived a call: looks again without what may hold them legitimately.
+
+    Args:
+        site: the call.
+        held: gives the positions of the operands and results that views are alive of.
+        exception: what the function raised.
 
     Raises:
         ViewKeptError: the function did keep a view. Where it raised, its own exception, with a note.
@@ -380,18 +389,16 @@ def end_lease(
         # An AttributeError has the object that lacks the attribute.
         keeps |= _has_closures(e) or getattr(e, "obj", None) is not None
     for attempt in range(10):
-        if not (_core.held(operands) or _core.held(results)):
+        if held() == ([], []):
             return
         if attempt == 0:
             gc.collect()
         else:
             time.sleep(0.001)  # a thread of the framework's can be on its way to drop its last view
-    argument_paths = site.arguments.paths()
-    names = [
-        f"argument {argument_name(argument_paths.get(i, str(i)))}" for i in _core.held(operands)
-    ]
-    result_paths = _result_paths(site)
-    names += [f"result{result_paths.get(i, f' {i}')}" for i in _core.held(results)]
+    operands, results = held()
+    argument_paths, result_paths = site.arguments.paths(), _result_paths(site)
+    names = [f"argument {argument_name(argument_paths.get(i, str(i)))}" for i in operands]
+    names += [f"result{result_paths.get(i, f' {i}')}" for i in results]
     if not names:
         return
     called: Any = _core.current_call()

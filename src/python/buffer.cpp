@@ -12,6 +12,7 @@
 #include "core/exit.hpp"
 #include "core/memory/dlpack_export.hpp"
 #include "jaxbridge/abi/dlpack.hpp"
+#include "python/gil.hpp"
 
 namespace jaxbridge::python {
 namespace {
@@ -134,7 +135,7 @@ void release_owner(void* owner) noexcept {
   // Frameworks delete on any thread, without the GIL, and at exit.
   const python_use use;
   if (!use.granted()) return;
-  const nb::gil_scoped_acquire gil;
+  const thread_gil gil;
   Py_DECREF(static_cast<PyObject*>(owner));
 }
 
@@ -251,16 +252,6 @@ std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {
   return layout;
 }
 
-std::vector<std::size_t> held(const nb::list& buffers) {
-  std::vector<std::size_t> positions;
-  for (std::size_t i = 0; i < nb::len(buffers); ++i) {
-    if (Py_REFCNT(PyList_GetItem(buffers.ptr(), static_cast<Py_ssize_t>(i))) > 1) {
-      positions.push_back(i);
-    }
-  }
-  return positions;
-}
-
 void bind_buffer(nb::module_& m) {
   nb::class_<call_buffer>(m, "Buffer", nb::type_slots(buffer_slots),
                           "A dense row-major array that XLA owns, for the time of one call.")
@@ -363,8 +354,6 @@ void bind_buffer(nb::module_& m) {
         return out;
       },
       nb::sig("def dtype_names() -> list[str]"), "The names of XLA's element types.");
-  m.def("held", &held, nb::arg("objects"), nb::sig("def held(objects: list[Buffer]) -> list[int]"),
-        "Positions of those that something besides this list refers to.");
 }
 
 }  // namespace jaxbridge::python

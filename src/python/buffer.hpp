@@ -46,9 +46,6 @@ void set_dtypes(nb::dict by_name);
 [[nodiscard]] nb::object numpy_dtype(jaxbridge::dtype type);
 [[nodiscard]] std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b);
 
-/// The positions of those buffers that something besides the list refers to: views of them live.
-[[nodiscard]] std::vector<std::size_t> held(const nb::list& buffers);
-
 void bind_buffer(nb::module_& m);
 
 }  // namespace jaxbridge::python

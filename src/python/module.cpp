@@ -6,6 +6,8 @@
 #include "python/buffer.hpp"
 #include "python/current_call.hpp"
 #include "python/driver.hpp"
+#include "python/numpy_array.hpp"
+#include "python/plan.hpp"
 #include "python/py.hpp"
 #include "python/python_target.hpp"
 
@@ -19,6 +21,8 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_buffer(m);
   jaxbridge::python::bind_current_call(m);
   jaxbridge::python::bind_driver(m);
+  jaxbridge::python::bind_numpy_array(m);
+  jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
   m.def(
       "begin_exit",

@@ -13,6 +13,7 @@
 #include "core/dispatch/entry_points.hpp"
 #include "core/exit.hpp"
 #include "python/current_call.hpp"
+#include "python/gil.hpp"
 
 namespace jaxbridge::python {
 namespace {
@@ -60,19 +61,52 @@ result<cuda::staging_block> to_host(const dispatch::call& c, std::size_t size_by
   return block;
 }
 
-void revoke(const nb::list& buffers) {
-  const std::size_t n = nb::len(buffers);
-  for (std::size_t i = 0; i < n; ++i) nb::cast<call_buffer&>(buffers[i]).revoked = true;
+// Which memory a call is on: the device, the stream, all addresses. Valid until this thread's next
+// use.
+std::span<const std::uintptr_t> key_of(const dispatch::call& c, const std::vector<void*>* host) {
+  thread_local std::vector<std::uintptr_t> key;
+  key.clear();
+  key.push_back(static_cast<std::uintptr_t>(c.device.ordinal));
+  key.push_back(c.stream.address());
+  const auto add = [](const void* data) { key.push_back(reinterpret_cast<std::uintptr_t>(data)); };
+  if (host != nullptr) {
+    for (const void* data : *host) add(data);
+  } else {
+    for (const any_buffer& b : c.operands) add(b.data);
+    for (const any_buffer& b : c.results) add(b.data);
+  }
+  return key;
+}
+
+// Marks a binding as in use: a call inside the call, or on another thread, makes its own.
+class use_of {
+ public:
+  explicit use_of(binding& b) noexcept : b_(b) { b_.in_use = true; }
+  ~use_of() { b_.in_use = false; }
+  use_of(const use_of&) = delete;
+  use_of& operator=(const use_of&) = delete;
+
+ private:
+  binding& b_;
+};
+
+nb::list positions_of_held(const std::vector<binding::lease>& leases) {
+  nb::list out;
+  for (std::size_t i = 0; i < leases.size(); ++i) {
+    if (leases[i].held()) out.append(i);
+  }
+  return out;
 }
 
 }  // namespace
 
 python_target::python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
-                             std::vector<index_pair> in_place)
+                             std::vector<index_pair> in_place, std::size_t limit)
     : make_plan_(std::move(make_plan)),
       on_error_(std::move(on_error)),
       on_held_(std::move(on_held)),
-      in_place_(std::move(in_place)) {
+      in_place_(std::move(in_place)),
+      limit_(limit) {
   for (const auto& [operand, result] : in_place_) {
     if (operand >= dispatch::max_buffers || result >= dispatch::max_buffers) {
       throw std::invalid_argument("in_place names buffers that no call has");
@@ -89,11 +123,11 @@ python_target::~python_target() {
     (void)make_plan_.release();
     (void)on_error_.release();
     (void)on_held_.release();
-    for (std::shared_ptr<const plan>& p : plans_) new std::shared_ptr<const plan>(std::move(p));
+    for (std::shared_ptr<plan>& p : plans_) new std::shared_ptr<plan>(std::move(p));
     return;
   }
   // The last owner can be one of XLA's threads.
-  const nb::gil_scoped_acquire gil;
+  const thread_gil gil;
   make_plan_.reset();
   on_error_.reset();
   on_held_.reset();
@@ -117,9 +151,20 @@ status python_target::check_in_place(const dispatch::call& c) const {
   return {};
 }
 
-std::shared_ptr<const plan> python_target::plan_for(const dispatch::call& c) {
-  const auto find = [&]() -> std::shared_ptr<const plan> {
-    for (const std::shared_ptr<const plan>& p : plans_) {
+std::size_t python_target::kept() const noexcept {
+  std::size_t n = 0;
+  for (const std::shared_ptr<plan>& p : plans_) n += p->bindings->size();
+  return n;
+}
+
+void python_target::clear_plans() {
+  // Destroying them runs Python, which can come back here.
+  const std::vector<std::shared_ptr<plan>> cleared = std::exchange(plans_, {});
+}
+
+std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
+  const auto find = [&]() -> std::shared_ptr<plan> {
+    for (const std::shared_ptr<plan>& p : plans_) {
       if (p->where == c.device.platform && same_layouts(c.operands, p->operands) &&
           same_layouts(c.results, p->results)) {
         return p;
@@ -127,56 +172,89 @@ std::shared_ptr<const plan> python_target::plan_for(const dispatch::call& c) {
     }
     return nullptr;
   };
-  if (std::shared_ptr<const plan> found = find(); found != nullptr) return found;
+  if (std::shared_ptr<plan> found = find(); found != nullptr) return found;
 
-  auto fresh = std::make_shared<plan>();
-  fresh->where = c.device.platform;
-  fresh->operands = make_layouts(c.operands);
-  fresh->results = make_layouts(c.results);
+  auto operands = make_layouts(c.operands);
+  auto results = make_layouts(c.results);
   const nb::object made =
-      make_plan_(name(fresh->where), describe(fresh->operands), describe(fresh->results));
-  fresh->run = made[0];
-  fresh->staged = nb::cast<bool>(made[1]);
+      make_plan_(name(c.device.platform), describe(operands), describe(results));
+  auto fresh = nb::cast<std::shared_ptr<plan>>(made);
+  fresh->where = c.device.platform;
+  fresh->operands = std::move(operands);
+  fresh->results = std::move(results);
+  fresh->bindings = std::make_unique<plan::cache>(limit_);
   // Making it ran Python, so that another thread may have come first.
-  if (std::shared_ptr<const plan> found = find(); found != nullptr) return found;
-  if (plans_.size() >= max_plans) plans_.erase(plans_.begin());
+  if (std::shared_ptr<plan> found = find(); found != nullptr) return found;
+  std::shared_ptr<plan> oldest;  // destroyed when the list is whole again
+  if (plans_.size() >= max_plans) {
+    oldest = std::move(plans_.front());
+    plans_.erase(plans_.begin());
+  }
   plans_.push_back(fresh);
   return fresh;
 }
 
-void python_target::run(const plan& p, const dispatch::call& c, const std::vector<void*>* host) {
+std::shared_ptr<binding> python_target::make_binding(const plan& p, const dispatch::call& c,
+                                                     const std::vector<void*>* host) const {
   const std::size_t operand_count = c.operands.size();
   const device where = host == nullptr ? c.device : device{platform::cpu, 0};
   const stream_ref stream = host == nullptr ? c.stream : stream_ref();
-  nb::list operands;
-  nb::list results;
+  auto b = std::make_shared<binding>();
   for (std::size_t i = 0; i < operand_count; ++i) {
     const bool writable = i < writable_operand_.size() && writable_operand_[i];
     void* data = host == nullptr ? c.operands[i].data : (*host)[i];
-    operands.append(nb::cast(call_buffer{data, p.operands[i], where, stream, !writable, false}));
+    b->operands.push_back(
+        nb::cast(call_buffer{data, p.operands[i], where, stream, !writable, false}));
   }
   for (std::size_t i = 0; i < c.results.size(); ++i) {
     void* data = host == nullptr ? c.results[i].data : (*host)[operand_count + i];
-    results.append(nb::cast(call_buffer{data, p.results[i], where, stream, false, false}));
+    b->results.push_back(nb::cast(call_buffer{data, p.results[i], where, stream, false, false}));
   }
+  complete(*b, p);
+  return b;
+}
 
-  // The lease of the views ends here, whether the function returned or raised: nothing but our two
-  // lists may refer to the buffers any more.
-  const auto end_lease = [&](const nb::object& exception) {
-    if (held(operands).empty() && held(results).empty()) return;
-    // on_held looks again, after one collection, and raises where it was no false alarm.
-    try {
-      on_held_(operands, results, exception);
-    } catch (...) {
-      revoke(operands);
-      revoke(results);
-      throw;
+// The lease of the views ends here, whether the function returned or raised. Throws where one is
+// held.
+void python_target::end_lease(const binding& b, const nb::object& exception) const {
+  if (!b.held()) return;
+  // on_held looks again, after one collection, and raises where it was no false alarm.
+  on_held_(nb::cpp_function([&b] {
+             return nb::make_tuple(positions_of_held(b.operand_leases),
+                                   positions_of_held(b.result_leases));
+           }),
+           exception);
+}
+
+void python_target::run(plan& p, const dispatch::call& c, const std::vector<void*>* host) {
+  std::shared_ptr<binding> b;
+  bool is_kept = true;
+  if (const std::shared_ptr<binding>* found = p.bindings->find(key_of(c, host)); found != nullptr) {
+    ++hits_;
+    b = *found;
+  }
+  if (b == nullptr || b->in_use) {
+    is_kept = b == nullptr;
+    b = make_binding(p, c, host);
+    if (is_kept) {
+      // Making it ran Python, so that another thread may have come first.
+      const auto key = key_of(c, host);
+      is_kept = p.bindings->find(key) == nullptr;
+      // What goes for it is destroyed when the cache is whole again.
+      if (is_kept) const auto gone = p.bindings->insert(key, b);
     }
+  }
+  const use_of use(*b);
+  // What a view may still refer to is not used again.
+  const auto give_up = [&] {
+    b->revoke();
+    if (!is_kept) return;
+    const auto gone = p.bindings->erase(key_of(c, host));
   };
 
   const current_call_scope scope(c);
   try {
-    p.run(operands, results, c.device.ordinal, c.stream.address());
+    p.call(*b, c.device.ordinal, c.stream);
   } catch (__cxxabiv1::__forced_unwind&) {
     // The interpreter ended before the function did, and Python (3.12, 3.13) ends this thread.
     // Nothing of ours may run any more, not even a destructor, and XLA's frames cannot be unwound:
@@ -185,19 +263,28 @@ void python_target::run(const plan& p, const dispatch::call& c, const std::vecto
   } catch (nb::python_error& raised) {
     // An exception's frames hold views legitimately; on_held clears them.
     const nb::object exception = nb::borrow(raised.value());
-    end_lease(exception);
+    try {
+      end_lease(*b, exception);
+    } catch (...) {
+      give_up();
+      throw;
+    }
     // What the exception itself still holds must not hand out XLA's memory.
-    revoke(operands);
-    revoke(results);
+    give_up();
     throw;
   }
-  end_lease(nb::none());
+  try {
+    end_lease(*b, nb::none());
+  } catch (...) {
+    give_up();
+    throw;
+  }
 }
 
 status python_target::invoke_with_gil(const dispatch::call& c) {
   ++calls_;
   if (status s = check_in_place(c); !s.ok()) return s;
-  const std::shared_ptr<const plan> p = plan_for(c);
+  const std::shared_ptr<plan> p = plan_for(c);
   if (!p->staged) {
     run(*p, c, nullptr);
     return {};
@@ -241,7 +328,7 @@ status python_target::invoke(const dispatch::call& c) noexcept {
             "the Python interpreter is shutting down: a call that a program still had to make was "
             "not made. Wait for results (jax.block_until_ready) before the program ends."};
   }
-  const nb::gil_scoped_acquire gil;
+  const thread_gil gil;
   try {
     return invoke_with_gil(c);
   } catch (nb::python_error& raised) {
@@ -261,15 +348,19 @@ void bind_target(nb::module_& m) {
       .def(
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
-             std::vector<python_target::index_pair> in_place) {
+             std::vector<python_target::index_pair> in_place, std::size_t limit) {
             new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
-                                     std::move(in_place));
+                                     std::move(in_place), limit);
           },
           nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("in_place"),
+          nb::arg("limit"),
           nb::sig(
-              "def __init__(self, make_plan: collections.abc.Callable[..., typing.Any], on_error: "
-              "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., None], "
-              "in_place: collections.abc.Sequence[tuple[int, int]]) -> None"))
+              "def __init__(self, make_plan: collections.abc.Callable[..., Plan], on_error: "
+              "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
+              "None], in_place: collections.abc.Sequence[tuple[int, int]], limit: int) -> None"))
+      .def_prop_ro("hits", &python_target::hits,
+                   "How many of the calls came with addresses that were known.")
+      .def_prop_ro("kept", &python_target::kept, "How many lists of addresses are kept.")
       .def_prop_ro("calls", &python_target::calls, "How often XLA has called it.")
       .def("clear_plans", &python_target::clear_plans, "Forgets its plans; they are made anew.");
 
@@ -302,7 +393,7 @@ void bind_target(nb::module_& m) {
                 return status(status_code::failed_precondition,
                               "the Python interpreter is shutting down");
               }
-              const nb::gil_scoped_acquire gil;
+              const thread_gil gil;
               try {
                 const nb::object found = (*kept)(key, nb::str(spec.data(), spec.size()));
                 auto target = nb::cast<std::shared_ptr<python_target>>(found);

@@ -876,7 +876,7 @@ def main() -> None:
             with adapter.scope("cuda", 0, stream):
                 views = [adapter.view(b) for b in (x, y, number)]
                 steps: list[Callable[[], Any]] = [
-                    functools.partial(adapter.viewer(x.dtype, x.shape, "cuda"), x),
+                    functools.partial(adapter.view, x),
                     scoped,
                     lambda a=adapter, v=views: a.store(v[0], v[1]),
                     lambda a=adapter, v=views: a.store(np.float32(1), v[2]),

@@ -188,7 +188,7 @@ def test_error_class_is_documented(name: str) -> None:
 
 def test_environment_variables_are_documented() -> None:
     read = (root / "python/jaxbridge/_config.py").read_text()
-    text = (root / "docs/errors.md").read_text() + (root / "docs/streams.md").read_text()
+    text = "".join((root / f"docs/{p}.md").read_text() for p in ("errors", "functions", "streams"))
     for name in set(re.findall(r"JAXBRIDGE_[A-Z]+(?:_[A-Z]+)*", read)):
         assert name in text
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 Signature = tuple[tuple[int, ...], np.dtype[Any]]
 
 
+# What makes an array for one call:
+# - None: the function gets the buffer itself;
+# - `view(buffer)`;
+# - `(source, view)`: `source(buffer)` is called once for each memory and gives what every view refers to,
+#   and what `view` makes one of. Both are kept between calls, so nothing that a function can change may be
+#   in them.
+Viewer = None | Callable[[Any], Any] | tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any], Any]]
+
+
 class Scope(Protocol):
     """A context manager for one use, in one thread."""
 
@@ -27,8 +36,9 @@ class Scope(Protocol):
 class Adapter(Protocol):
     """One framework.
 
-    Whatever `view` makes, and every view made of that, refers to the buffer: the caller drops its
-    own references after the call and takes a higher reference count as a view that was kept.
+    Whatever a viewer makes, and every view made of that, refers to the buffer or to what `source` gave:
+    the caller drops its own references after the call and takes a higher reference count as a view that
+    was kept.
 
     All methods may be called by several threads at once.
     """
@@ -56,16 +66,14 @@ class Adapter(Protocol):
             ImportError: what the framework needs on that platform is not installed.
         """
 
-    def viewer(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> Callable[["_core.Buffer"], Any]:
-        """`view` for the buffers of one dtype and shape, which knows these already.
-
-        Made once, it saves a good part of the cost of a view (of NumPy's, about half).
-        """
+    def viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str) -> Viewer:
+        """How arrays are made of buffers of one dtype and shape."""
 
     def view(self, buffer: "_core.Buffer") -> Any:
         """The framework's array on that memory; read-only where the framework has that."""
+
+    def scopes(self, platform: str) -> bool:
+        """Whether `scope` has anything to do there."""
 
     def scope(self, platform: str, ordinal: int, stream: int) -> Scope | None:
         """Makes device and stream current for this thread; None where there is nothing to do."""

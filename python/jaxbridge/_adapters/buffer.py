@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core's buffer itself, for functions that work with pointers or with DLPack."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,16 +30,17 @@ class BufferAdapter:
     def check_dtype(self, dtype: np.dtype[Any], platform: str) -> None:
         pass
 
-    def viewer(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
-        return self.view
+    def viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str) -> None:
+        return None
 
     def view(self, buffer: "_core.Buffer") -> Any:
         return buffer
 
-    def scope(self, platform: str, ordinal: int, stream: int) -> None:
+    def scopes(self, platform: str) -> bool:
         # No framework has a current device here; `stream` is an attribute of the buffer.
+        return False
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> None:
         return None
 
     def signature(self, value: Any) -> "Signature | None":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CuPy, on CUDA."""
 
+import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -13,7 +13,7 @@ from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 if TYPE_CHECKING:
     from jaxbridge import _core
 
-    from . import Scope, Signature
+    from . import Scope, Signature, Viewer
 
 _ndarray = cupy.ndarray
 _MemoryPointer = cupy.cuda.MemoryPointer
@@ -106,22 +106,27 @@ class CupyAdapter:
         if dtype.name not in _dtypes:
             raise unsupported(self.name, dtype, platform)
 
-    def viewer(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
+    def viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str) -> "Viewer":
+        return self._viewer(dtype, shape)
+
+    def _viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         nbytes = dtype.itemsize * math.prod(shape)
 
-        def view(buffer: "_core.Buffer") -> Any:
+        def source(buffer: "_core.Buffer") -> tuple[Any, Any]:
             # Every view of a view shares the memory object, and so keeps its owner.
             memory = _UnownedMemory(buffer.pointer, nbytes, buffer, buffer.ordinal)
-            return _ndarray(shape, dtype, _MemoryPointer(memory, 0))
+            return memory, _MemoryPointer(memory, 0)
 
-        return view
+        return source, functools.partial(_ndarray, shape, dtype)
 
     def view(self, buffer: "_core.Buffer") -> Any:
-        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
+        source, view = self._viewer(buffer.dtype, buffer.shape)
+        return view(source(buffer)[1])
 
-    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
+    def scopes(self, platform: str) -> bool:
+        return True
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         return _Scope(ordinal, _streams[ordinal, stream])
 
     def signature(self, value: Any) -> "Signature | None":

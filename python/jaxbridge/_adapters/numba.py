@@ -5,7 +5,6 @@ import ctypes
 import functools
 import math
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -17,7 +16,7 @@ from ._common import standard_dtypes, unsupported
 from .numpy import NumpyAdapter
 
 if TYPE_CHECKING:
-    from . import Scope, Signature
+    from . import Scope, Signature, Viewer
 
 # bfloat16 and float8 have no arrays on the host, and only some intrinsics on the device.
 _dtypes = {"cpu": standard_dtypes - {"float16"}, "cuda": standard_dtypes}
@@ -93,9 +92,7 @@ class NumbaAdapter(NumpyAdapter):
         if platform == "cuda":
             _cuda()
 
-    def viewer(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
+    def viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str) -> "Viewer":
         if platform == "cpu":
             return super().viewer(dtype, shape, platform)
         cuda = _cuda()
@@ -119,11 +116,13 @@ class NumbaAdapter(NumpyAdapter):
         return view
 
     def view(self, buffer: "_core.Buffer") -> Any:
-        return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
+        viewer: Any = self.viewer(buffer.dtype, buffer.shape, buffer.platform)
+        return viewer(buffer)
 
-    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":  # type: ignore[override]
-        if platform == "cpu":
-            return None
+    def scopes(self, platform: str) -> bool:
+        return platform == "cuda"
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":  # type: ignore[override]
         return _Scope(ordinal, stream, _cuda())
 
     def signature(self, value: Any) -> "Signature | None":

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy. On CUDA the core stages through pinned host memory, and this adapter sees CPU buffers."""
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxbridge import _core
+
 from ._common import unsupported
 
 if TYPE_CHECKING:
-    from jaxbridge import _core
-
-    from . import Signature
+    from . import Signature, Viewer
 
 _ndarray: Any = np.ndarray
 _arrays = (np.ndarray, np.generic)
@@ -36,14 +34,15 @@ class NumpyAdapter:
         if dtype.name in _packed:
             raise unsupported(self.name, dtype, platform)
 
-    def viewer(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
+    def viewer(self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str) -> "Viewer":
         # The buffer becomes `base`, and its read-only flag the array's, for good.
-        return functools.partial(_ndarray, shape, dtype)
+        return _core.as_array
 
-    def view(self, buffer: "_core.Buffer") -> Any:
+    def view(self, buffer: _core.Buffer) -> Any:
         return _ndarray(buffer.shape, buffer.dtype, buffer)
+
+    def scopes(self, platform: str) -> bool:
+        return False
 
     def scope(self, platform: str, ordinal: int, stream: int) -> None:
         return None

@@ -125,15 +125,16 @@ class TorchAdapter:
 
     def viewer(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
+    ) -> Callable[["_core.Buffer"], Any]:
         return _view_as_bytes if dtype in _float8_dtypes else _view
 
     def view(self, buffer: "_core.Buffer") -> Any:
         return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
 
-    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope | None":
-        if platform == "cpu":
-            return None
+    def scopes(self, platform: str) -> bool:
+        return platform == "cuda"
+
+    def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         return _Scope(ordinal, _streams[ordinal, stream])
 
     def signature(self, value: Any) -> "Signature | None":

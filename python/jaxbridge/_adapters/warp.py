@@ -223,7 +223,7 @@ class WarpAdapter:
 
     def viewer(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], platform: str
-    ) -> "Callable[[_core.Buffer], Any]":
+    ) -> Callable[["_core.Buffer"], Any]:
         if len(shape) > self.max_ndim:
             raise TypeError(
                 f'framework="warp" has arrays of at most {self.max_ndim} axes, not {len(shape)}; '
@@ -245,6 +245,9 @@ class WarpAdapter:
 
     def view(self, buffer: "_core.Buffer") -> Any:
         return self.viewer(buffer.dtype, buffer.shape, buffer.platform)(buffer)
+
+    def scopes(self, platform: str) -> bool:
+        return True
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         if platform == "cpu":

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/numpy_array.hpp"
+
+#include <cstdint>
+#include <type_traits>
+
+#include "python/buffer.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+// The used part of NumPy's C API: a table of addresses at positions that stay for a major version.
+// Its headers are not needed, and so no NumPy to build.
+constexpr std::size_t get_ndarray_c_version = 0;
+constexpr std::size_t array_type = 2;
+constexpr std::size_t new_from_descr = 94;
+constexpr std::size_t set_base_object = 282;
+
+constexpr unsigned known_major = 2;
+
+constexpr int flag_aligned = 0x0100;
+constexpr int flag_writeable = 0x0400;
+
+using get_version_fn = unsigned int (*)();
+using new_from_descr_fn = PyObject* (*)(PyTypeObject* type, PyObject* descr, int nd,
+                                        const Py_ssize_t* dims, const Py_ssize_t* strides,
+                                        void* data, int flags, PyObject* obj);
+using set_base_object_fn = int (*)(PyObject* array, PyObject* base);
+
+struct numpy_api {
+  PyTypeObject* type = nullptr;
+  new_from_descr_fn make = nullptr;
+  set_base_object_fn set_base = nullptr;
+  /// numpy.ndarray, for a NumPy whose table is another one.
+  nb::object ndarray;
+};
+
+numpy_api find_numpy() {
+  numpy_api api;
+  api.ndarray = nb::module_::import_("numpy").attr("ndarray");
+  const nb::object capsule =
+      nb::getattr(nb::module_::import_("numpy._core.multiarray"), "_ARRAY_API", nb::none());
+  if (capsule.is_none()) return api;
+  auto* const table = static_cast<void**>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (table == nullptr) throw nb::python_error();
+  if (reinterpret_cast<get_version_fn>(table[get_ndarray_c_version])() >> 24 != known_major) {
+    return api;
+  }
+  api.type = static_cast<PyTypeObject*>(table[array_type]);
+  api.make = reinterpret_cast<new_from_descr_fn>(table[new_from_descr]);
+  api.set_base = reinterpret_cast<set_base_object_fn>(table[set_base_object]);
+  return api;
+}
+
+// Found at first use, with the GIL; never destroyed: see exit.hpp.
+const numpy_api& numpy() {
+  static const numpy_api& api = *new numpy_api(find_numpy());
+  return api;
+}
+
+nb::object& function() {
+  static nb::object& kept = *new nb::object;
+  return kept;
+}
+
+}  // namespace
+
+nb::object as_array(nb::handle buffer) {
+  const call_buffer& b = nb::cast<call_buffer&>(buffer);
+  const numpy_api& api = numpy();
+  const buffer_layout& layout = *b.layout;
+  if (api.make == nullptr || b.revoked || b.device.platform != platform::cpu) {
+    // By the buffer protocol, whose errors say what is wrong.
+    return api.ndarray(layout.shape_tuple, layout.numpy_dtype, buffer);
+  }
+  // Without elements there may be no address, and NumPy would allocate.
+  static char nothing[16];
+  static_assert(std::is_same_v<std::int64_t, Py_ssize_t>);
+  PyObject* const descr = layout.numpy_dtype.ptr();
+  Py_INCREF(descr);  // taken by the array
+  PyObject* const made =
+      api.make(api.type, descr, static_cast<int>(layout.shape.size()), layout.shape.data(), nullptr,
+               b.data == nullptr ? nothing : b.data,
+               flag_aligned | (b.readonly ? 0 : flag_writeable), nullptr);
+  if (made == nullptr) throw nb::python_error();
+  nb::object array = nb::steal(made);
+  Py_INCREF(buffer.ptr());  // taken by the array
+  if (api.set_base(made, buffer.ptr()) != 0) throw nb::python_error();
+  return array;
+}
+
+nb::handle as_array_function() { return function(); }
+
+void bind_numpy_array(nb::module_& m) {
+  m.def("as_array", &as_array, nb::arg("buffer"),
+        nb::sig("def as_array(buffer: Buffer) -> numpy.ndarray"),
+        "A NumPy array over a buffer on the CPU, which is its base.");
+  function() = m.attr("as_array");
+}
+
+}  // namespace jaxbridge::python

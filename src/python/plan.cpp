@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "python/numpy_array.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+viewer make_viewer(nb::handle from) {
+  viewer v;
+  if (from.is_none()) return v;
+  v.what = viewer::kind::numpy;
+  if (from.is(as_array_function())) return v;
+  v.what = viewer::kind::python;
+  v.view = nb::borrow(from);
+  if (nb::isinstance<nb::tuple>(from)) {
+    v.source = from[0];
+    v.view = from[1];
+  }
+  return v;
+}
+
+std::vector<argument> make_arguments(const nb::list& from) {
+  std::vector<argument> out;
+  for (const nb::handle item : from) {
+    const std::string kind = nb::cast<std::string>(item[0]);
+    argument a;
+    if (kind == "value") {
+      a.value = nb::borrow(item[1]);
+    } else {
+      a.what = kind == "operand" ? argument::kind::operand : argument::kind::result;
+      a.index = nb::cast<std::size_t>(item[1]);
+    }
+    out.push_back(std::move(a));
+  }
+  return out;
+}
+
+nb::object view_of(const viewer& v, const nb::object& source) {
+  switch (v.what) {
+    case viewer::kind::buffer:
+      return source;
+    case viewer::kind::numpy:
+      return as_array(source);
+    case viewer::kind::python:
+      break;
+  }
+  return v.view(source);
+}
+
+std::pair<nb::object, nb::object> source_of(const viewer& v, const nb::object& buffer) {
+  if (!v.source.is_valid()) return {buffer, buffer};
+  const nb::object made = v.source(buffer);
+  return {made[0], made[1]};
+}
+
+nb::list list_of(const std::vector<nb::object>& objects) {
+  nb::list out;
+  for (const nb::object& o : objects) out.append(o);
+  return out;
+}
+
+// What `with` does, without its frame.
+class scope_guard {
+ public:
+  explicit scope_guard(nb::object manager) : manager_(std::move(manager)) {
+    if (!manager_.is_none()) manager_.attr("__enter__")();
+  }
+  scope_guard(const scope_guard&) = delete;
+  scope_guard& operator=(const scope_guard&) = delete;
+  ~scope_guard() = default;
+
+  void leave() {
+    if (!manager_.is_none()) manager_.attr("__exit__")(nb::none(), nb::none(), nb::none());
+  }
+  void leave(const nb::python_error& raised) {
+    if (manager_.is_none()) return;
+    manager_.attr("__exit__")(raised.type(), raised.value(), raised.traceback());
+  }
+
+ private:
+  nb::object manager_;
+};
+
+void call_function(const plan& p, const binding& b) {
+  std::vector<nb::object> views;
+  views.reserve(b.operand_sources.size() + b.own_sources.size());
+  for (std::size_t i = 0; i < b.operand_sources.size(); ++i) {
+    views.push_back(view_of(p.operand_viewers[i], b.operand_sources[i]));
+  }
+  const std::size_t operand_count = views.size();
+  for (std::size_t i = 0; i < b.own_sources.size(); ++i) {
+    views.push_back(view_of(p.own_viewers[i].second, b.own_sources[i]));
+  }
+  const auto own = [&] {
+    return list_of({views.begin() + static_cast<std::ptrdiff_t>(operand_count), views.end()});
+  };
+
+  if (!p.function.is_valid()) {
+    const nb::list operand_views =
+        list_of({views.begin(), views.begin() + static_cast<std::ptrdiff_t>(operand_count)});
+    const nb::list own_views = own();
+    views.clear();
+    p.work(operand_views, own_views, list_of(b.results));
+    return;
+  }
+
+  constexpr std::size_t on_stack = 16;
+  PyObject* few[on_stack + 1];
+  std::vector<PyObject*> many;
+  PyObject** arguments = few;
+  if (p.arguments.size() > on_stack) {
+    many.resize(p.arguments.size() + 1);
+    arguments = many.data();
+  }
+  for (std::size_t i = 0; i < p.arguments.size(); ++i) {
+    const argument& a = p.arguments[i];
+    switch (a.what) {
+      case argument::kind::value:
+        arguments[i + 1] = a.value.ptr();
+        break;
+      case argument::kind::operand:
+        arguments[i + 1] = views[a.index].ptr();
+        break;
+      case argument::kind::result:
+        arguments[i + 1] = views[operand_count + a.index].ptr();
+        break;
+    }
+  }
+  const std::size_t named =
+      p.keywords.is_valid() ? nb::len(p.keywords) : static_cast<std::size_t>(0);
+  PyObject* const value =
+      PyObject_Vectorcall(p.function.ptr(), arguments + 1,
+                          (p.arguments.size() - named) | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                          named > 0 ? p.keywords.ptr() : nullptr);
+  if (value == nullptr) throw nb::python_error();
+  const nb::object returned = nb::steal(value);
+  if (!p.finish.is_valid()) return;
+  if (p.writes &&
+      (returned.is_none() || (views.size() > operand_count && returned.is(views[operand_count])))) {
+    return;
+  }
+  p.finish(returned, own(), list_of(b.results));
+}
+
+}  // namespace
+
+bool binding::held() const {
+  const auto is_held = [](const lease& l) { return l.held(); };
+  return std::any_of(operand_leases.begin(), operand_leases.end(), is_held) ||
+         std::any_of(result_leases.begin(), result_leases.end(), is_held);
+}
+
+void binding::revoke() const {
+  for (const nb::object& o : operands) nb::cast<call_buffer&>(o).revoked = true;
+  for (const nb::object& o : results) nb::cast<call_buffer&>(o).revoked = true;
+}
+
+void complete(binding& b, const plan& p) {
+  for (std::size_t i = 0; i < b.operands.size(); ++i) {
+    auto [leased, source] = source_of(p.operand_viewers[i], b.operands[i]);
+    b.operand_sources.push_back(std::move(source));
+    b.operand_leases.push_back({std::move(leased)});
+  }
+  for (const nb::object& buffer : b.results) b.result_leases.push_back({buffer});
+  for (const auto& [i, viewer] : p.own_viewers) {
+    auto [leased, source] = source_of(viewer, b.results[i]);
+    b.own_sources.push_back(std::move(source));
+    b.result_leases[i].of = std::move(leased);
+  }
+  for (binding::lease& l : b.operand_leases) l.idle = Py_REFCNT(l.of.ptr());
+  for (binding::lease& l : b.result_leases) l.idle = Py_REFCNT(l.of.ptr());
+}
+
+void plan::call(const binding& b, std::int32_t ordinal, stream_ref stream) const {
+  if (!scope.is_valid()) {
+    call_function(*this, b);
+    return;
+  }
+  scope_guard guard(scope(ordinal, stream.address()));
+  try {
+    call_function(*this, b);
+  } catch (nb::python_error& raised) {
+    guard.leave(raised);
+    throw;
+  }
+  guard.leave();
+}
+
+void bind_plan(nb::module_& m) {
+  nb::class_<plan>(m, "Plan", "What is done at a call of one platform and one list of shapes.")
+      .def(
+          "__init__",
+          [](plan* self, const nb::list& operand_viewers, const nb::list& own_viewers,
+             nb::object scope, bool staged, nb::object function, const nb::list& arguments,
+             nb::object keywords, nb::object finish, bool writes, nb::object work) {
+            auto* const p = new (self) plan;
+            for (const nb::handle v : operand_viewers) {
+              p->operand_viewers.push_back(make_viewer(v));
+            }
+            for (const nb::handle v : own_viewers) {
+              p->own_viewers.emplace_back(nb::cast<std::size_t>(v[0]), make_viewer(v[1]));
+            }
+            p->staged = staged;
+            if (!scope.is_none()) p->scope = std::move(scope);
+            if (!function.is_none()) p->function = std::move(function);
+            p->arguments = make_arguments(arguments);
+            if (!keywords.is_none()) p->keywords = std::move(keywords);
+            if (!finish.is_none()) p->finish = std::move(finish);
+            p->writes = writes;
+            if (!work.is_none()) p->work = std::move(work);
+          },
+          nb::kw_only(), nb::arg("operand_viewers"), nb::arg("own_viewers"),
+          nb::arg("scope") = nb::none(), nb::arg("staged") = false,
+          nb::arg("function") = nb::none(), nb::arg("arguments") = nb::list(),
+          nb::arg("keywords") = nb::none(), nb::arg("finish") = nb::none(),
+          nb::arg("writes") = false, nb::arg("work") = nb::none(),
+          nb::sig("def __init__(self, *, operand_viewers: list[typing.Any], own_viewers: "
+                  "list[tuple[int, typing.Any]], scope: collections.abc.Callable[[int, int], "
+                  "typing.Any] | None = None, staged: bool = False, function: "
+                  "collections.abc.Callable[..., typing.Any] | None = None, arguments: "
+                  "list[tuple[str, typing.Any]] = [], keywords: tuple[str, ...] | None = None, "
+                  "finish: collections.abc.Callable[..., None] | None = None, writes: bool = "
+                  "False, work: collections.abc.Callable[..., None] | None = None) -> None"));
+}
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was decided about calls of one platform and one list of shapes, and what is kept of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/dispatch/call.hpp"
+#include "core/lru_cache.hpp"
+#include "python/buffer.hpp"
+#include "python/py.hpp"
+
+namespace jaxbridge::python {
+
+/// How a framework's array is made of a buffer: `source(buffer) -> (leased, source)` once for each
+/// memory, `view(source)` at each call.
+struct viewer {
+  enum class kind : std::uint8_t { buffer, numpy, python };
+
+  kind what = kind::buffer;
+  nb::object source;
+  nb::object view;
+};
+
+/// One argument of the function: a value that is fixed, or the view of an operand or a result.
+struct argument {
+  enum class kind : std::uint8_t { value, operand, result };
+
+  kind what = kind::value;
+  std::size_t index = 0;
+  nb::object value;
+};
+
+/// The buffers on one list of addresses, and what views are made of. Kept between calls: nothing
+/// here can be changed by who gets a view.
+struct binding {
+  /// Something that every view of a buffer refers to, so that its reference count tells whether one
+  /// is alive; `idle` is that count while there is none.
+  struct lease {
+    nb::object of;
+    Py_ssize_t idle = 0;
+
+    [[nodiscard]] bool held() const { return Py_REFCNT(of.ptr()) > idle; }
+  };
+
+  std::vector<nb::object> operands;
+  std::vector<nb::object> results;
+  std::vector<nb::object> operand_sources;
+  // Of the results that the function makes.
+  std::vector<nb::object> own_sources;
+  std::vector<lease> operand_leases;
+  std::vector<lease> result_leases;
+  bool in_use = false;
+
+  [[nodiscard]] bool held() const;
+  /// No protocol of a buffer hands out its memory any more.
+  void revoke() const;
+};
+
+/// Made in Python (_plan.make_plan) and touched with the GIL held only.
+struct plan {
+  jaxbridge::platform where = jaxbridge::platform::cpu;
+  std::vector<std::shared_ptr<const buffer_layout>> operands;
+  std::vector<std::shared_ptr<const buffer_layout>> results;
+
+  std::vector<viewer> operand_viewers;
+  // The results that the function makes, by their position among all.
+  std::vector<std::pair<std::size_t, viewer>> own_viewers;
+  /// `scope(ordinal, stream) -> context manager or None`, or null.
+  nb::object scope;
+  /// The callee works on host memory although the call is on CUDA.
+  bool staged = false;
+
+  /// Either the function itself with its arguments ...
+  nb::object function;
+  std::vector<argument> arguments;
+  nb::object keywords;
+  /// ... then `finish(value, own views, result buffers)`; of a function that writes its results
+  /// only for a value that is neither None nor the one it has written.
+  nb::object finish;
+  bool writes = false;
+  /// ... or `work(operand views, own views, result buffers)`.
+  nb::object work;
+
+  using cache = lru_cache<std::shared_ptr<binding>>;
+  std::unique_ptr<cache> bindings;
+
+  /// Calls the function on views of the buffers. All views that this makes are gone when it
+  /// returns.
+  void call(const binding& b, std::int32_t ordinal, stream_ref stream) const;
+};
+
+/// Fills in what a plan needs to make a new binding's sources and leases.
+void complete(binding& b, const plan& p);
+
+void bind_plan(nb::module_& m);
+
+}  // namespace jaxbridge::python
