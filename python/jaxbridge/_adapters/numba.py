@@ -116,6 +116,8 @@ class NumbaAdapter(NumpyAdapter):
         return view
 
     def view(self, buffer: "_core.Buffer") -> Any:
+        if buffer.platform == "cpu":
+            return super().view(buffer)
         viewer: Any = self.viewer(buffer.dtype, buffer.shape, buffer.platform)
         return viewer(buffer)
 
