@@ -44,7 +44,8 @@ _core.set_dtypes(_compat.dtype_table(_core.dtype_names()))
 
 
 def _at_exit() -> None:
-    # Calls that were made for their side effect are waited for; after that nothing calls Python.
+    # Calls that were made for their side effect are waited for; after that nothing calls Python, and
+    # programs that still had to make a call end there.
     try:
         jax.effects_barrier()
     except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
@@ -52,7 +53,8 @@ def _at_exit() -> None:
         _compat.forget_failed_effects()
         print(f"jaxbridge: a call made for its side effect failed: {error}", file=_sys.stderr)
     finally:
-        _core.begin_exit()
+        if _core.begin_exit() and _core.registry_size():
+            _compat.wait_for_programs(seconds=10)
 
 
 _atexit.register(_at_exit)

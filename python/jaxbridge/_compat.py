@@ -7,6 +7,7 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,6 +191,22 @@ def forget_failed_effects() -> None:
         jax.effects_barrier()
     except (jax.errors.JaxRuntimeError, ExceptionGroup):
         _dispatch.runtime_tokens.clear()
+
+
+def wait_for_programs(seconds: float) -> None:
+    """Waits until the arrays of this process are computed, `seconds` at the most.
+
+    Threads of XLA must not be in the middle of a program when the process ends: their code goes
+    first (a crash on 0.8.0). The plain wait has no limit, and an interrupt would not end it; `is_ready`
+    is not in the public type of an array (0.8.0 to 0.12).
+    """
+    end = time.monotonic() + seconds
+    for platform in local_platforms():
+        for array in jax.live_arrays(platform):
+            # A deleted array has nothing to wait for.
+            with contextlib.suppress(RuntimeError):
+                while not array.is_ready() and time.monotonic() < end:
+                    time.sleep(0.001)
 
 
 def keep_alive(ctx: Any, thing: Any) -> None:

@@ -12,7 +12,7 @@ constinit std::atomic<bool> exit_begun{false};
 constinit std::atomic<int> uses{0};
 }  // namespace
 
-void begin_exit(std::chrono::milliseconds patience) noexcept {
+bool begin_exit(std::chrono::milliseconds patience) noexcept {
   closing.store(true);
   // Polled: an atomic wait has no limit in C++20, and this happens once.
   const auto end = std::chrono::steady_clock::now() + patience;
@@ -20,6 +20,7 @@ void begin_exit(std::chrono::milliseconds patience) noexcept {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   exit_begun.store(true);
+  return uses.load() == 0;
 }
 
 bool exiting() noexcept { return exit_begun.load(std::memory_order_relaxed); }

@@ -520,6 +520,23 @@ def test_a_function_lives_as_long_as_a_run(collected):
     np.testing.assert_array_equal(y, [1, 2, 3, 4])
 
 
+def test_programs_are_waited_for_as_long_as_was_said():
+    go_on = threading.Event()
+
+    def wait(v):
+        assert go_on.wait(30)
+        return v
+
+    y = jax.jit(mapped(jaxbridge.call(wait, like), P("i"), P("i")))(jnp.arange(4.0))
+    deleted = jnp.arange(3.0)
+    deleted.delete()
+    _compat.wait_for_programs(seconds=0.01)
+    assert not y.is_ready()
+    go_on.set()
+    _compat.wait_for_programs(seconds=30)
+    assert y.is_ready()
+
+
 def test_a_function_ends_with_its_executables(x, collected):
     class Thing:
         pass

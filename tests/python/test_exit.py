@@ -59,6 +59,25 @@ def test_a_program_that_still_runs():
     assert out == "end of program\n" and err == ""
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_program_that_still_computes(devices):
+    """It has not come to its call: that is refused, and no thread is in the program any more."""
+    out, err = run(
+        """
+        f = jaxbridge.call(np.negative, like)
+        big = jnp.ones((1500, 1500))
+        def program(v):
+            for _ in range(3):
+                v = v @ v * 1e-3
+            return f(v[:4, 0])
+        y = [jax.jit(program)(big) for _ in jax.devices()]
+        print("end of program", flush=True)
+        """,
+        devices=devices,
+    )
+    assert out == "end of program\n" and err == ""
+
+
 def test_a_logger_that_has_not_been_waited_for_runs():
     out, err = run("""
         def log(v):
