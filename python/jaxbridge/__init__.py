@@ -6,6 +6,7 @@ from . import _compat as _compat
 _compat.check_version()
 
 import atexit as _atexit
+import os as _os
 import sys as _sys
 from importlib import metadata as _metadata
 
@@ -57,5 +58,13 @@ def _at_exit() -> None:
             _compat.wait_for_programs(seconds=10)
 
 
+def _after_fork_in_child() -> None:
+    # The threads that made calls and ran programs are the parent's: there is nothing to wait for.
+    _core.after_fork_in_child()
+    _atexit.unregister(_at_exit)
+    _atexit.register(_core.begin_exit)
+
+
 _atexit.register(_at_exit)
+_os.register_at_fork(after_in_child=_after_fork_in_child)
 _lowering.register_handlers()

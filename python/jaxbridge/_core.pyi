@@ -138,3 +138,6 @@ def begin_exit() -> bool:
     """
     From now on nothing calls Python or CUDA; called through atexit. Whether every call has ended.
     """
+
+def after_fork_in_child() -> None:
+    """Forgets the calls of threads that a forked child does not have."""

@@ -10,6 +10,8 @@ namespace {
 constinit std::atomic<bool> closing{false};
 constinit std::atomic<bool> exit_begun{false};
 constinit std::atomic<int> uses{0};
+// Those of this thread: what a child of fork() has of them.
+constinit thread_local int own_uses = 0;
 }  // namespace
 
 bool begin_exit(std::chrono::milliseconds patience) noexcept {
@@ -32,12 +34,18 @@ python_use::python_use() noexcept {
   if (closing.load()) {
     granted_ = false;
     uses.fetch_sub(1);
+  } else {
+    ++own_uses;
   }
 }
 
 python_use::~python_use() {
-  if (granted_) uses.fetch_sub(1);
+  if (!granted_) return;
+  --own_uses;
+  uses.fetch_sub(1);
 }
+
+void after_fork_in_child() noexcept { uses.store(own_uses); }
 
 void cancel_exit_for_testing() noexcept {
   closing.store(false);

@@ -33,6 +33,9 @@ class [[nodiscard]] python_use {
   bool granted_ = true;
 };
 
+/// In the child of a fork(): the other threads are not there, and their uses never end.
+void after_fork_in_child() noexcept;
+
 /// Takes begin_exit() back, so that a test can go on.
 void cancel_exit_for_testing() noexcept;
 

@@ -29,4 +29,6 @@ NB_MODULE(_core, m) {
       },
       "From now on nothing calls Python or CUDA; called through atexit. Whether every call has "
       "ended.");
+  m.def("after_fork_in_child", &jaxbridge::after_fork_in_child,
+        "Forgets the calls of threads that a forked child does not have.");
 }

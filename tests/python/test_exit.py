@@ -277,6 +277,57 @@ def test_an_uncaught_interrupt_of_a_function():
     assert out == "cleaned up\n"
 
 
+# JAX itself does not survive the end of a forked child: the child leaves after our function of atexit.
+FORK = """
+import warnings
+warnings.simplefilter("ignore")  # of JAX and Python: about threads and fork
+
+parent = os.getpid()
+
+@atexit.register
+def leave():
+    if os.getpid() != parent:
+        os._exit(3 if jaxbridge._core.begin_exit() else 4)
+
+def end_of_child():
+    if child := os.fork():
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        sys.exit()
+"""
+
+
+def test_a_child_forked_after_a_call():
+    out, err = run(
+        FORK
+        + inspect.cleandoc("""
+        jaxbridge.call(np.negative, spec)(x)
+        end_of_child()
+        """)
+    )
+    assert out == "child 3\n" and err == ""
+
+
+@pytest.mark.parametrize("how", ["result", "side effect"])
+def test_a_child_forked_during_a_call(how):
+    out, err = run(
+        FORK
+        + inspect.cleandoc(f"""
+        go_on = threading.Event()
+        def fn(v):
+            started.set()
+            go_on.wait()
+            return v + 1
+        y = on_all_devices(jaxbridge.call(fn, like, has_side_effect={how == "side effect"}))(x)
+        started.wait()
+        end_of_child()
+        go_on.set()
+        print(float(y[0]))
+        """)
+    )
+    assert out == "child 3\n2.0\n" and err == ""
+
+
 def test_import_alone():
     done = processes.run("import jaxbridge")
     assert done.stdout == done.stderr == ""
