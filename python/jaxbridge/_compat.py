@@ -121,6 +121,14 @@ def is_ref(x: Any) -> bool:
     return isinstance(x, jax.ref.Ref)  # true of a tracer of one
 
 
+def wait_until_ready(x: Any) -> None:
+    """Waits for an array, or for the value of a Ref that exists.
+
+    `jax.block_until_ready` leaves Refs out, and to read one is a program (0.8.0 to 0.12).
+    """
+    (x._refs._buf if is_ref(x) else x).block_until_ready()
+
+
 def ref_value_aval(x: Any) -> Any:
     """The abstract value of what a Ref holds."""
     return jax.typeof(x).inner_aval

@@ -448,6 +448,14 @@ def test_refs_are_told_from_arrays(x):
         assert not _compat.is_concrete_ref(other)
 
 
+def test_a_ref_is_waited_for():
+    big = jnp.ones((1000, 1000))
+    y = big @ big @ big
+    ref = jax.new_ref(y)  # after y
+    _compat.wait_until_ready(ref)
+    assert y.is_ready()
+
+
 def run_apart(program, timeout=120):
     """Runs a program that could hang in a process of its own; returns what it prints."""
     head = "import time, jax, jax.numpy as jnp, numpy as np, jaxbridge\n"
