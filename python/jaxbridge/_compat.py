@@ -19,6 +19,8 @@ from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
+from jax._src import sharding_impls as _sharding_impls
+from jax._src.interpreters import mlir as _mlir
 
 # Untyped: each JAX has other names in it.
 _core: Any = _jax_core
@@ -187,6 +189,27 @@ def lowering_platforms(ctx: Any) -> tuple[str, ...]:
 def lowering_for_export(ctx: Any) -> bool:
     """Whether a lowering is on the way to `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def devices_of_whole_arrays(ctx: Any) -> int:
+    """Over how many devices XLA spreads the arrays of a lowering; 1 inside shard_map, where it does not.
+
+    Raises:
+        NotImplementedError: inside shard_map, some axes are left to XLA.
+    """
+    axis_context = ctx.module_context.axis_context
+    if not isinstance(axis_context, _sharding_impls.SPMDAxisContext):
+        return axis_context.num_devices or 1
+    left = set(axis_context.mesh.axis_names) - set(axis_context.manual_axes)
+    if any(axis_context.mesh.shape[axis] > 1 for axis in left):
+        raise NotImplementedError
+    return 1
+
+
+def lower_traced(ctx: Any, fun: Any, operands: Sequence[Any]) -> Any:
+    """Lowers what `fun` does with operands of a lowering, taken for arrays of no mesh."""
+    avals = [_core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
+    return _mlir.lower_fun(fun, multiple_results=True)(ctx.replace(avals_in=avals), *operands)
 
 
 def forget_failed_effects() -> None:

@@ -617,6 +617,27 @@ def test_platforms_of_this_process():
     assert {"cuda" if p == "gpu" else p for p in here} <= _compat.local_platforms()
 
 
+def test_whole_arrays_of_a_lowering():
+    seen = []
+    devices = _compat.devices_of_whole_arrays
+
+    def look(ctx):
+        seen.append(devices(ctx))
+        return seen[-1]
+
+    log = jaxbridge.call(lambda v: None, ())
+    mesh = mesh_of(AxisType.Auto)
+    v = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("i")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compat, "devices_of_whole_arrays", look)
+        jax.jit(log)(jnp.arange(4.0))
+        assert seen == [1]
+        jax.jit(log)(v)
+        assert seen == [1, 2, 1]  # inside, each device is alone
+        jax.jit(mapped(lambda v: (log(v), v)[1], P("i"), P("i")))(v)
+        assert seen == [1, 2, 1, 1]
+
+
 # ---- dtypes --------------------------------------------------------------------------------------
 
 
