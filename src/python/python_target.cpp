@@ -100,6 +100,11 @@ python_target::~python_target() {
   plans_.clear();
 }
 
+void python_target::clear_plans() {
+  // Their end runs Python, which can come back here.
+  const std::vector<std::shared_ptr<const plan>> ended = std::exchange(plans_, {});
+}
+
 status python_target::check_in_place(const dispatch::call& c) const {
   for (const auto& [operand, result] : in_place_) {
     if (operand >= c.operands.size() || result >= c.results.size()) {
@@ -139,7 +144,11 @@ std::shared_ptr<const plan> python_target::plan_for(const dispatch::call& c) {
   fresh->staged = nb::cast<bool>(made[1]);
   // Making it ran Python, so that another thread may have come first.
   if (std::shared_ptr<const plan> found = find(); found != nullptr) return found;
-  if (plans_.size() >= max_plans) plans_.erase(plans_.begin());
+  std::shared_ptr<const plan> ended;  // after the change of the list: its end runs Python too
+  if (plans_.size() >= max_plans) {
+    ended = std::move(plans_.front());
+    plans_.erase(plans_.begin());
+  }
   plans_.push_back(fresh);
   return fresh;
 }
@@ -257,7 +266,7 @@ status python_target::invoke(const dispatch::call& c) noexcept {
 }
 
 void bind_target(nb::module_& m) {
-  nb::class_<python_target>(m, "Target", "What a key stands for: calls Python.")
+  nb::class_<python_target>(m, "Target", nb::is_final(), "What a key stands for: calls Python.")
       .def(
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,

@@ -39,7 +39,7 @@ class python_target final : public dispatch::target {
   status invoke(const dispatch::call& c) noexcept override;
 
   [[nodiscard]] std::size_t calls() const noexcept { return calls_; }
-  void clear_plans() { plans_.clear(); }
+  void clear_plans();
 
  private:
   status invoke_with_gil(const dispatch::call& c);
