@@ -52,7 +52,8 @@ def _at_exit() -> None:
     except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
         # Once, here: JAX would print it at each of its own steps.
         _compat.forget_failed_effects()
-        print(f"jaxbridge: a call made for its side effect failed: {error}", file=_sys.stderr)
+        for failure in errors.unseen(error, _lowering.is_pure)[:1]:
+            print(f"jaxbridge: a call made for its side effect failed: {failure}", file=_sys.stderr)
     finally:
         if _core.begin_exit() and _core.registry_size():
             _compat.wait_for_programs(seconds=10)

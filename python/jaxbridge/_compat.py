@@ -7,6 +7,7 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -240,7 +241,23 @@ def wait_for_programs(seconds: float) -> None:
                     time.sleep(0.001)
 
 
-def keep_alive(ctx: Any, thing: Any) -> None:
+class _KeptAlive:
+    """A host callback that is never called, for what it holds."""
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self._thing = thing
+        self._name = name
+
+    def __call__(self, *_: Any) -> None: ...
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            f"{self._name}: an executable with an anonymous function cannot be serialized, since no "
+            f"other process could find the function; give it a name"
+        )
+
+
+def keep_alive(ctx: Any, thing: Any, name: str) -> None:
     """Keeps `thing` as long as the executable that a lowering is for, and as long as that runs.
 
     A keepalive of JAX's lives as long as the executable's Python object. On the CPU a run can outlive
@@ -249,7 +266,7 @@ def keep_alive(ctx: Any, thing: Any) -> None:
     has called us before it is dispatched, and a host callback would slow dispatch down.
     """
     if "cpu" in lowering_platforms(ctx):
-        ctx.module_context.add_host_callback(lambda *_, thing=thing: None)
+        ctx.module_context.add_host_callback(_KeptAlive(thing, name))
     else:
         ctx.module_context.add_keepalive(thing)
 

@@ -2,6 +2,7 @@
 """Each private need of `_compat.py`, run on every supported JAX: here a new JAX breaks first."""
 
 import functools
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -558,6 +559,16 @@ def test_a_function_ends_with_its_executables(x, collected):
     end = run()
     collected()
     assert end() is None
+
+
+def test_an_executable_with_an_anonymous_function_cannot_be_serialized(x):
+    from jax.experimental import serialize_executable
+
+    f = jaxbridge.call(lambda v: v + 1, like)
+    compiled = jax.jit(f).lower(x).compile()
+    with pytest.raises(pickle.PicklingError, match="anonymous function cannot be serialized"):
+        serialize_executable.serialize(compiled)
+    serialize_executable.serialize(jax.jit(jaxbridge.call(double, like)).lower(x).compile())
 
 
 def test_beside_callbacks_of_jax(x):

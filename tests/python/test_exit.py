@@ -123,6 +123,35 @@ def test_an_error_that_was_caught_is_not_reported_again():
     assert out == "caught\n" * 3 and err == ""
 
 
+def test_a_pure_call_that_failed_is_not_reported():
+    """That of an anonymous function is an effect to JAX, which says so at exit."""
+    out, err = run("""
+        f = on_all_devices(jaxbridge.call(lambda v: 1 / 0, like))
+        try:
+            jax.block_until_ready(f(x))
+        except jax.errors.JaxRuntimeError:
+            print("caught")
+        y = f(x)
+        """)
+    assert out == "caught\n" and err == ""
+
+
+def test_an_effect_whose_exception_was_raised_is_not_reported():
+    out, err = run("""
+        def log(v):
+            raise ValueError("seen")
+        log = jaxbridge.call(log, ())
+        f = jax.jit(lambda v: (log(v), v + 1)[1])
+        spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
+        try:
+            with jaxbridge.reraise():
+                jax.block_until_ready(f(spread))
+        except ValueError:
+            print("caught")
+        """)
+    assert out == "caught\n" and err == ""
+
+
 # The function runs on XLA's threads when the main thread ends. (Not on a daemon thread of Python: JAX
 # itself aborts when a thread of its caller wants the GIL back too late.)
 PROGRAM = "f = on_all_devices(jaxbridge.call(fn, like))"
