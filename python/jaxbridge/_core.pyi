@@ -147,5 +147,10 @@ def ffi_versions() -> tuple[int, int]:
     Minor FFI version of the runtime (-1: it did not say) and the one that we answered.
     """
 
-def begin_exit() -> None:
-    """From now on nothing calls Python or CUDA; called through atexit."""
+def begin_exit() -> bool:
+    """
+    From now on nothing calls Python or CUDA; called through atexit. Whether every call has ended.
+    """
+
+def after_fork_in_child() -> None:
+    """Forgets the calls of threads that a forked child does not have."""

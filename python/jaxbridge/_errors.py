@@ -11,6 +11,7 @@ import itertools
 import re
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -108,6 +109,21 @@ def original(error: BaseException) -> BaseException | None:
     with _lock:
         found = _originals.pop(int(numbers[-1]), None)
     return found.exception if found else None
+
+
+def unseen(error: BaseException, is_pure: Callable[[int], bool]) -> list[BaseException]:
+    """Of the failures that JAX still has at exit, those that nobody was told of.
+
+    Left out are calls whose exception was raised itself, and calls without a side effect (`is_pure`
+    of their key): their failure is that of a result.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return [e for member in error.exceptions for e in unseen(member, is_pure)]
+    numbers = [int(number) for number in _id_pattern.findall(str(error))]
+    with _lock:
+        recorded = [_originals.get(number) for number in numbers]
+    told = [r is None or is_pure(r.key) for r in recorded]
+    return [] if told and all(told) else [error]
 
 
 def newest() -> int:

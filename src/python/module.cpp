@@ -29,7 +29,10 @@ NB_MODULE(_core, m) {
       [] {
         // Functions that are running may finish; one that never does must not stop the exit.
         const nb::gil_scoped_release no_gil;
-        jaxbridge::begin_exit(std::chrono::seconds(10));
+        return jaxbridge::begin_exit(std::chrono::seconds(10));
       },
-      "From now on nothing calls Python or CUDA; called through atexit.");
+      "From now on nothing calls Python or CUDA; called through atexit. Whether every call has "
+      "ended.");
+  m.def("after_fork_in_child", &jaxbridge::after_fork_in_child,
+        "Forgets the calls of threads that a forked child does not have.");
 }

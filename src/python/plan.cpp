@@ -191,7 +191,8 @@ void plan::call(const binding& b, std::int32_t ordinal, stream_ref stream) const
 }
 
 void bind_plan(nb::module_& m) {
-  nb::class_<plan>(m, "Plan", "What is done at a call of one platform and one list of shapes.")
+  nb::class_<plan>(m, "Plan", nb::is_final(),
+                   "What is done at a call of one platform and one list of shapes.")
       .def(
           "__init__",
           [](plan* self, const nb::list& operand_viewers, const nb::list& own_viewers,

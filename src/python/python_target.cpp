@@ -344,7 +344,7 @@ status python_target::invoke(const dispatch::call& c) noexcept {
 }
 
 void bind_target(nb::module_& m) {
-  nb::class_<python_target>(m, "Target", "What a key stands for: calls Python.")
+  nb::class_<python_target>(m, "Target", nb::is_final(), "What a key stands for: calls Python.")
       .def(
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
