@@ -13,6 +13,7 @@ from importlib import metadata as _metadata
 import jax
 
 from . import _core as _core
+from . import _errors as _errors
 from . import _lowering as _lowering
 from . import _programs as _programs
 from . import errors as errors
@@ -52,7 +53,7 @@ def _at_exit() -> None:
     except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
         # Once, here: JAX would print it at each of its own steps.
         _compat.forget_failed_effects()
-        for failure in errors.unseen(error, _lowering.is_pure)[:1]:
+        for failure in _errors.unseen(error)[:1]:
             print(f"jaxbridge: a call made for its side effect failed: {failure}", file=_sys.stderr)
     finally:
         if _core.begin_exit() and _core.registry_size():

@@ -27,7 +27,12 @@ class Registration:
         self._stats = site.callee.counts
         self.target = _core.Target(
             functools.partial(_plan.make_plan, site),
-            functools.partial(_errors.record, function_name=site.name, key=site.key),
+            functools.partial(
+                _errors.record,
+                function_name=site.name,
+                key=site.key,
+                is_pure=not site.has_side_effect,
+            ),
             functools.partial(_plan.end_lease, site),
             list(site.in_place),
             _config.cache_limit,

@@ -44,14 +44,6 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     ]
 
 
-_pure_keys: set[int] = set()
-
-
-def is_pure(key: int) -> bool:
-    """Whether this process made programs with the call `key`, and it has no side effect."""
-    return key in _pure_keys
-
-
 def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, ...]) -> Any:
     """The lowering rule, on every platform."""
     _check_handlers()
@@ -67,8 +59,6 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
-    if not site.has_side_effect:
-        _pure_keys.add(site.key)
     hold = site.hold()
     if not hold.is_durable and not is_export:
         _compat.keep_alive(ctx, hold, site.name)

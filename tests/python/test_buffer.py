@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _core
+from jaxbridge import _core, _plan
 
 WITH_A_TEXT = [
     "bool",
@@ -154,7 +154,6 @@ def test_the_end_of_a_plan_may_clear_the_plans():
     f = jaxbridge.call(lambda v: v + 1, lambda v: v)
     targets = []
     ended = []
-    make = _core.Target
 
     class End:
         def __del__(self):
@@ -162,17 +161,17 @@ def test_the_end_of_a_plan_may_clear_the_plans():
             for target in targets:
                 target.clear_plans()
 
-    def target_with_ends(make_plan, *rest):
-        def make_plan_with_end(*args):
-            run, staged = make_plan(*args)
-            end = End()
-            return lambda *a: (end, run(*a))[1], staged
-
-        targets.append(make(make_plan_with_end, *rest))
+    def target(*args, make=_core.Target):
+        targets.append(make(*args))
         return targets[-1]
 
+    def finisher(*args, make=_plan._finisher):
+        end, finish = End(), make(*args)
+        return lambda *a: (end, finish(*a))[1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core, "Target", target_with_ends)
+        patch.setattr(_core, "Target", target)
+        patch.setattr(_plan, "_finisher", finisher)
         program = jax.jit(f)
         for n in range(1, 70):  # more than are kept
             assert program(jnp.zeros(n)).shape == (n,)
