@@ -71,7 +71,7 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'could not tell them apart; give this one a name of its own: call(fn, ..., name="...")'
         )
     rule = jax.ffi.ffi_lowering(
-        _target,
+        _target_capturable if site.options.graph == "xla" else _target,
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
@@ -128,6 +128,11 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
         )
     site.function_on(platform)
     framework = site.framework_on(platform)
+    if platform == "cuda" and framework == "numpy" and site.options.graph != "off":
+        raise PlatformError(
+            f'{site.name}: graph="{site.options.graph}" captures work on the device, and '
+            f'framework="numpy" works on the host; drop graph=, or use a framework with arrays on CUDA'
+        )
     if platform not in _compat.local_platforms():
         return  # another machine runs it: what is installed here does not count
     at = "cpu" if platform == "cuda" and framework == "numpy" else platform

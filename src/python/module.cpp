@@ -10,6 +10,7 @@
 #include "python/plan.hpp"
 #include "python/py.hpp"
 #include "python/python_target.hpp"
+#include "python/registry.hpp"
 
 NB_MODULE(_core, m) {
   m.doc() = "The part of jaxbridge that is written in C++.";
@@ -24,6 +25,7 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_numpy_array(m);
   jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
+  jaxbridge::python::bind_registry(m);
   m.def(
       "begin_exit",
       [] {

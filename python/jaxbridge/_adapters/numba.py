@@ -127,6 +127,12 @@ class NumbaAdapter(NumpyAdapter):
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":  # type: ignore[override]
         return _Scope(ordinal, stream, _cuda())
 
+    def capture_scope(self, ordinal: int, stream: int) -> Any:
+        # Work on Numba's default stream would run at once, and be missing in the graph.
+        raise NotImplementedError(
+            "Numba has no current stream, and its default one can't be captured"
+        )
+
     def signature(self, value: Any) -> "Signature | None":
         if getattr(value, "__cuda_ndarray__", False):
             return tuple(value.shape), value.dtype
