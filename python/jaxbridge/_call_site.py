@@ -75,9 +75,11 @@ class Hold:
 
 
 # A key has one registration, which its executables share; the process holds that of a durable call.
+# Bounded: who calls one that had to go finds it again by its text.
 # Reentrant: a collection inside can end a Hold.
 _registrations: dict[int, Registration] = {}
-_durable: dict[int, Hold] = {}
+_durable: collections.OrderedDict[int, Hold] = collections.OrderedDict()
+_most_durable = 4096
 _registration_lock = threading.RLock()
 
 
@@ -181,9 +183,14 @@ class CallSite:
                     break
                 found.holds -= 1  # a collection ended it before it was counted
             hold = Hold(found)
+            gone = None
             if self.durable and key == self.key:
                 _durable.setdefault(key, hold)
-            return hold
+                _durable.move_to_end(key)
+                if len(_durable) > _most_durable:
+                    _, gone = _durable.popitem(last=False)
+        del gone  # without the lock
+        return hold
 
     def _means_the_same_as(self, other: "CallSite") -> bool:
         return self.callee.is_same_as(other.callee) and self.witness.agrees_with(other.witness)

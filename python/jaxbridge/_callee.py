@@ -17,6 +17,13 @@ named: dict[str, "Callee"] = {}
 _counts: weakref.WeakValueDictionary[Any, Stats] = weakref.WeakValueDictionary()
 
 
+class Token:
+    """Stands for a static value that has no text."""
+
+    def __init__(self) -> None:
+        self.text = _identity.unique()
+
+
 class Callee:
     """What a Function calls. Programs hold this, and not the Function.
 
@@ -62,7 +69,8 @@ class Callee:
         self.own_identity = _identity.unique()
         # Where a Function keeps the programs of its eager calls.
         self.programs: weakref.ref[Any] | None = None
-        self._tokens: dict[Any, str] = {}
+        # By value; a token lives as long as the calls that have it.
+        self._tokens: weakref.WeakValueDictionary[Any, Token] = weakref.WeakValueDictionary()
         self._witness: _identity.Witness | None = None
         self.tell()
         self._counts_before = self.counts.totals()
@@ -116,21 +124,18 @@ class Callee:
             )
         )
 
-    def token(self, x: Any) -> str:
-        """A text for a static value that has none: equal for equal values, as long as this lives."""
+    def token(self, x: Any) -> "Token":
+        """What stands for a static value that has no text: equal for equal values, while it lives."""
         try:
             key = _spec.exactly(x)
             hash(key)
         except TypeError:
             key = _spec.ById(x)
-        return self._tokens.setdefault(key, _identity.unique())
+        return self._tokens.setdefault(key, Token())
 
     def stats(self) -> dict[str, int]:
         """Counts of the calls since this was made, with those of equal callees."""
         return self.counts.read(since=self._counts_before)
-
-    def forget_tokens(self) -> None:
-        self._tokens.clear()
 
     def _claim(self, name: str) -> None:
         before = named.get(name)

@@ -49,6 +49,7 @@ _lock = threading.RLock()
 _originals: collections.OrderedDict[int, "_Recorded"] = collections.OrderedDict()
 _ids = itertools.count(1)
 _newest = 0
+_is_readonly = re.compile(r"read-?only")
 _id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
 
 
@@ -56,6 +57,12 @@ def record(exception: BaseException, *, function_name: str, key: int, is_pure: b
     """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
     mark = keep(exception, key, is_pure=is_pure)
     try:
+        # As NumPy and Cython say it. Some code wants writable memory and does not write.
+        if isinstance(exception, ValueError) and _is_readonly.search(str(exception)):
+            exception.add_note(
+                f"{function_name}: arguments are read-only; pass a copy on (x.copy()), or declare the "
+                f"argument with inout="
+            )
         return printable(f"{_described(exception, function_name)}\n{mark}")
     except BaseException:  # the exception's own code: none of it may come between it and the user
         return f"{type.__repr__(type(exception))}\n\nraised by an external function\n{mark}"

@@ -7,7 +7,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Never, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from ._spec import Slot, Template
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_missing: Any = object()
 
 
 class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
@@ -193,8 +195,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 raise
         if raised is None:
             return cast(R, jax.tree.unflatten(result_tree, outs))
-        if has_side_effect:
-            _compat.forget_failed_effects()
+        _compat.forget_failed_effects()
         # Outside the handler, so that the exception gets no second context.
         raise raised
 
@@ -260,7 +261,6 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         for registration in list(self.callee.counts.live):
             registration.target.clear_plans()
         _primitive.programs_of(self.callee).clear()
-        self.callee.forget_tokens()
         _call_site.forget_durable(self.callee)
 
     def __repr__(self) -> str:
@@ -333,8 +333,8 @@ def call(
 
 
 def function(
-    *,
-    result: Any,
+    *given: Never,
+    result: Any = _missing,
     framework: str | Mapping[str, str] | None = None,
     out: str | int | None = None,
     inout: Mapping[int | str, int] | None = None,
@@ -351,6 +351,11 @@ def function(
         ... def double(x):
         ...     return x * 2
     """
+    if given or result is _missing:
+        raise TypeError(
+            "jaxbridge.function takes keywords and makes a decorator: @jaxbridge.function(result=...), "
+            "where result= is what call takes as result_shape_dtypes, for example lambda x: x"
+        )
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
         made = call(

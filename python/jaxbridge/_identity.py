@@ -6,6 +6,7 @@ these can't change. What can change (a list in a closure, an object of a class) 
 an identity that no other function in any process has.
 """
 
+import contextlib
 import dis
 import enum
 import functools
@@ -13,6 +14,7 @@ import gc
 import hashlib
 import inspect
 import itertools
+import math
 import operator
 import os
 import sys
@@ -79,8 +81,9 @@ class Witness:
 
 
 def _parts(fn: types.FunctionType) -> tuple[Any, ...]:
-    cells = fn.__closure__ or ()
-    return fn.__code__, fn.__defaults__, fn.__kwdefaults__, *map(_content, cells)
+    cells = map(_content, fn.__closure__ or ())
+    named = fn.__kwdefaults__ or {}
+    return fn.__code__, fn.__defaults__, *named.values(), *fn.__dict__.values(), *cells
 
 
 def fingerprint(fn: Any) -> tuple[str, Witness]:
@@ -95,14 +98,15 @@ def fingerprint(fn: Any) -> tuple[str, Witness]:
         digest = hashlib.sha256()
         _Feed(digest.update, witness, with_holes=False).feed(fn)
         return f"content:{digest.hexdigest()}", witness
-    except _CannotTellError:
+    except (_CannotTellError, RecursionError):
         return unique(), Witness()
 
 
 def fingerprint_of_named(fn: Any, name: str) -> str:
     """The identity of a function that has a name: what its content can't tell, the name tells."""
     digest = hashlib.sha256()
-    _Feed(digest.update, Witness(), with_holes=True).feed(fn)
+    with contextlib.suppress(RecursionError):  # the name tells the rest
+        _Feed(digest.update, Witness(), with_holes=True).feed(fn)
     return f"name:{name}:{digest.hexdigest()}"
 
 
@@ -155,6 +159,19 @@ def resolve(ref: str) -> Any:
     return found
 
 
+def _is_at_its_reference(fn: types.FunctionType) -> bool:
+    ref = reference(fn)
+    try:
+        return ref is not None and resolve(ref) is fn
+    except LookupError:
+        return False
+
+
+def float_text(x: float) -> str:
+    """Exact, also for the sign of a NaN."""
+    return ("-nan" if math.copysign(1, x) < 0 else "nan") if math.isnan(x) else x.hex()
+
+
 class _Feed:
     """Gives the content of a function to a hash.
 
@@ -177,9 +194,9 @@ class _Feed:
         if x is None or x is Ellipsis or kind in (bool, int, str, bytes):
             self._text(f"{kind.__qualname__}:{x!r}")
         elif kind is float:
-            self._text(f"float:{x.hex()}")
+            self._text(f"float:{float_text(x)}")
         elif kind is complex:
-            self._text(f"complex:{x.real.hex()}:{x.imag.hex()}")
+            self._text(f"complex:{float_text(x.real)}:{float_text(x.imag)}")
         elif kind is tuple:
             self._each("tuple", x)
         elif kind is slice:
@@ -209,7 +226,10 @@ class _Feed:
             self._witness.saw(x)
         elif isinstance(x, types.CodeType):
             self._feed_code(x)
+        elif id(x) in self._met:
+            self._text(f"again:{self._met[id(x)]}")
         elif kind is functools.partial:
+            self._met[id(x)] = len(self._met)
             self._each("partial", (x.func, x.args, tuple(sorted(x.keywords.items()))))
         elif isinstance(x, types.FunctionType):
             self._feed_function(x)
@@ -237,19 +257,19 @@ class _Feed:
         self._text(f"hole:{type(x).__module__}:{type(x).__qualname__}")
 
     def _feed_function(self, x: types.FunctionType) -> None:
-        if id(x) in self._met:
-            self._text(f"again:{self._met[id(x)]}")
-            return
         self._met[id(x)] = len(self._met)
-        self._text(f"function:{x.__module__}:{x.__qualname__}")
+        self._text(f"function:{x.__module__}:{x.__qualname__}:{x.__name__}:{x.__doc__}")
         # A closure that assigns to its cells, or a function with attributes, has a state of its own.
         free = frozenset(x.__code__.co_freevars)
-        has_state = (free and _assigns_to(free, x.__code__)) or (
-            "<locals>" in x.__qualname__ and x.__dict__.keys() - {"__wrapped__"}
-        )
-        if has_state:
+        if free and _assigns_to(free, x.__code__):
             self._cannot_tell(x)
+        if x.__dict__.keys() - {"__wrapped__"}:
+            if _is_at_its_reference(x):
+                self._witness.saw(x)
+            else:
+                self._cannot_tell(x)
         self._witness.saw_function(x)
+        self.feed(x.__dict__.get("__wrapped__"))
         self._feed_code(x.__code__)
         self._each("defaults", x.__defaults__ or ())
         self._each("kwdefaults", tuple(sorted((x.__kwdefaults__ or {}).items())))
@@ -305,11 +325,13 @@ def _is_settled(fn: types.FunctionType, i: int) -> bool:
     has no reference to the cell.
     """
     name = fn.__code__.co_freevars[i]
-    if name == "__class__":  # of `super()`
-        return True
-    scope = _scope_of(name, fn.__code__)
-    if scope is not None:
-        return not _may_assign_again(name, scope)
+    found = _scope_of(name, fn.__code__)
+    if found is not None:
+        scope, runs = found
+        if not _may_assign_again(name, scope):
+            return True
+        if runs:
+            return False
     # The scope has ended: whoever could assign is another closure over the cell.
     cells = fn.__closure__ or ()
     others = _references(cells, i) - _references((types.CellType(None),), 0)
@@ -336,20 +358,30 @@ def _references(cells: tuple[types.CellType, ...], i: int) -> int:
     return sys.getrefcount(cells[i])
 
 
-def _scope_of(name: str, code: types.CodeType) -> types.CodeType | None:
-    """The code that runs now, on this thread, and has the variable `name` of the closure `code`."""
+def _scope_of(name: str, code: types.CodeType) -> tuple[types.CodeType, bool] | None:
+    """The code that has the variable `name` of the closure `code`, and whether it runs on this thread.
+
+    None where nothing around it runs, so that nobody knows it.
+    """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        scope = frame.f_code
-        if name in scope.co_cellvars and _contains(scope, code):
-            return scope
+        around = _around(frame.f_code, code)
+        owners = [c for c in around if name in c.co_cellvars]
+        if owners:
+            return owners[-1], owners[-1] is frame.f_code
         frame = frame.f_back
     return None
 
 
-def _contains(scope: types.CodeType, code: types.CodeType) -> bool:
-    inner = [c for c in scope.co_consts if isinstance(c, types.CodeType)]
-    return any(c is code or _contains(c, code) for c in inner)
+def _around(scope: types.CodeType, code: types.CodeType) -> list[types.CodeType]:
+    """`scope`, and the codes inside it that are around `code`, outermost first; empty if it is not."""
+    for inner in scope.co_consts:
+        if isinstance(inner, types.CodeType):
+            if inner is code:
+                return [scope]
+            if found := _around(inner, code):
+                return [scope, *found]
+    return []
 
 
 def _may_assign_again(name: str, scope: types.CodeType) -> bool:

@@ -52,9 +52,12 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     is_export = _compat.lowering_for_export(ctx)
     if not site.durable and is_export:
         raise NotImplementedError(
-            f"{site.name}: an anonymous function cannot be exported, since no other process could find "
-            f'it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
-            f"module. Static arguments must be values with a text (numbers, strings, tuples, ...)"
+            f"{site.name}: a static argument (`self` of a method is one) has no text that another "
+            f"process could read: pass numbers, strings and tuples of them, or arrays"
+            if site.callee.is_durable
+            else f"{site.name}: an anonymous function cannot be exported, since no other process could "
+            f'find it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
+            f"module"
         )
     if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)

@@ -98,8 +98,8 @@ def _flat_arguments(
     args, kwargs = site.arguments.tree
     at_top = sum(isinstance(a, Slot) for a in (*args, *kwargs.values()))
     out: Any = site.out
-    if at_top != site.operand_count:
-        return None
+    if at_top != site.operand_count or not all(map(_is_leaf, (*args, *kwargs.values()))):
+        return None  # a list or dict is made anew for each call: the function may change it
     if out is not None and not isinstance(site.own_results.tree, Slot):
         return None
     as_argument = [("operand", a.index) if isinstance(a, Slot) else ("value", a) for a in args]
@@ -116,6 +116,10 @@ def _flat_arguments(
         as_argument += result
         names += [out]
     return as_argument, tuple(names)
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or jax.tree_util.all_leaves([x])
 
 
 def _caller(
@@ -400,11 +404,11 @@ def end_lease(
         traceback.clear_frames(e.__traceback__)
         # An AttributeError has the object that lacks the attribute.
         keeps |= _has_closures(e) or getattr(e, "obj", None) is not None
-    for attempt in range(10):
+    for attempt in range(12):
         if held() == ([], []):
             return
-        if attempt == 0:
-            gc.collect()
+        if attempt < 3:
+            gc.collect(attempt)  # what is in a cycle since the call began is young
         else:
             time.sleep(0.001)  # a thread of the framework's can be on its way to drop its last view
     operands, results = held()

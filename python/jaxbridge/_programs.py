@@ -18,6 +18,8 @@ def _resolve(key: int, text: str) -> Any:
     Raises:
         NotRegisteredError: what is missing, and what to import.
     """
+    if _spec.key_of(text) != key:
+        raise ValueError("the text is not the one of the key")
     spec = json.loads(text)
     name = spec["name"]
     if not spec["durable"]:

@@ -71,15 +71,21 @@ class Template:
         }
 
 
-def encode(tree: Any, opaque: Callable[[Any], str], witness: _identity.Witness) -> tuple[Any, bool]:
+def encode(tree: Any, opaque: Callable[[Any], Any], witness: _identity.Witness) -> tuple[Any, bool]:
     """A JSON value for `tree`, and whether another process can decode it.
 
     Args:
         tree: a tree of tuples, lists, dicts, named tuples and leaves, `Slot` among them.
-        opaque: gives a token for what has no text of its own; equal tokens for equal things.
-        witness: gets what the text has by name.
+        opaque: gives a token, with its `text`, for what has no text of its own; equal tokens for equal
+            things, as long as one lives.
+        witness: gets what the text has by name, and keeps the tokens.
     """
     portable = True
+
+    def token_of(x: Any) -> str:
+        token = opaque(x)
+        witness.saw(token)
+        return str(token.text)
 
     def walk(x: Any) -> Any:
         nonlocal portable
@@ -98,9 +104,9 @@ def encode(tree: Any, opaque: Callable[[Any], str], witness: _identity.Witness) 
             case _ if type(x) is int:
                 return ["int", str(x)]
             case _ if type(x) is float:
-                return ["float", x.hex()]
+                return ["float", _identity.float_text(x)]
             case _ if type(x) is complex:
-                return ["complex", x.real.hex(), x.imag.hex()]
+                return ["complex", _identity.float_text(x.real), _identity.float_text(x.imag)]
             case _ if type(x) is bytes:
                 return ["bytes", x.hex()]
             case _ if x is Ellipsis:
@@ -132,9 +138,9 @@ def encode(tree: Any, opaque: Callable[[Any], str], witness: _identity.Witness) 
         portable = False
         leaves, treedef = jax.tree.flatten(x, is_leaf=lambda y: isinstance(y, Slot))
         if jax.tree_util.treedef_is_leaf(treedef):
-            return ["opaque", opaque(x)]
+            return ["opaque", token_of(x)]
         # A node of a registered class: its kind is told by its treedef, which compares by content.
-        return ["node", opaque(treedef), [walk(leaf) for leaf in leaves]]
+        return ["node", token_of(treedef), [walk(leaf) for leaf in leaves]]
 
     return walk(tree), portable
 
@@ -231,7 +237,9 @@ def exactly(x: Any) -> Any:
         return type(x), *(exactly(getattr(x, name)) for name in fields)
     if type(x) is tuple:
         return tuple, *map(exactly, x)
-    return type(x), repr(x) if isinstance(x, (float, complex)) else x
+    if isinstance(x, float):
+        return type(x), _identity.float_text(x)
+    return type(x), repr(x) if isinstance(x, complex) else x
 
 
 def to_text(spec: dict[str, Any]) -> str:

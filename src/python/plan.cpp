@@ -229,6 +229,14 @@ void bind_plan(nb::module_& m) {
             if (!finish.is_none()) p->finish = std::move(finish);
             p->writes = writes;
             if (!work.is_none()) p->work = std::move(work);
+            for (const argument& a : p->arguments) {
+              const std::size_t count = a.what == argument::kind::operand
+                                            ? p->operand_viewers.size()
+                                            : p->own_viewers.size();
+              if (a.what != argument::kind::value && a.index >= count) {
+                throw nb::index_error("a plan's argument names a buffer that the call has not");
+              }
+            }
           },
           nb::kw_only(), nb::arg("operand_viewers"), nb::arg("own_viewers"),
           nb::arg("scope") = nb::none(), nb::arg("capture_scope") = nb::none(),

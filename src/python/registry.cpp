@@ -48,7 +48,10 @@ void bind_registry(nb::module_& m) {
               }
               const thread_gil gil;
               try {
-                const nb::object found = (*kept)(key, nb::str(spec.data(), spec.size()));
+                PyObject* const text = PyUnicode_DecodeUTF8(
+                    spec.data(), static_cast<Py_ssize_t>(spec.size()), "replace");
+                if (text == nullptr) throw nb::python_error();
+                const nb::object found = (*kept)(key, nb::steal(text));
                 auto target = nb::cast<std::shared_ptr<python_target>>(found);
                 if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
                 return std::shared_ptr<dispatch::target>(std::move(target));

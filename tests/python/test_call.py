@@ -869,3 +869,33 @@ def test_a_call_with_a_side_effect_wants_all_axes_manual():
     )
     with pytest.raises(NotImplementedError, match="all axes of the mesh to be manual"):
         jax.jit(f)(jnp.arange(4.0))
+
+
+def test_a_static_container_is_new_in_each_call(x):
+    """What the function does to it is gone with the call."""
+
+    def fn(v, a, b=()):
+        a.append(1)
+        b[0]["n"] = b[0].get("n", 0) + 1
+        return v * np.float32(len(a) + b[0]["n"])
+
+    f = jaxbridge.call(fn, like)
+    program = jax.jit(lambda v: f(v, [], b=({},)))
+    for _ in range(3):
+        np.testing.assert_array_equal(f(x, [], b=({},)), 2 * np.asarray(x))
+        np.testing.assert_array_equal(program(x), 2 * np.asarray(x))
+
+
+def test_function_without_its_options():
+    for use in (lambda: jaxbridge.function(np.sin), jaxbridge.function):
+        with pytest.raises(TypeError, match=r"@jaxbridge.function\(result="):
+            use()
+
+
+def test_read_only_arguments_are_explained(x):
+    def fn(v):
+        v.sort()
+
+    with pytest.raises(ValueError, match="read-only") as raised:
+        jaxbridge.call(fn, like)(x)
+    assert any("arguments are read-only; pass a copy" in n for n in raised.value.__notes__)

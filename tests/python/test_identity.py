@@ -420,6 +420,28 @@ def test_variables_that_can_still_change_are_not_told():
     assert in_its_scope(1)
 
 
+def test_a_variable_of_the_same_name_around_the_scope():
+    """The closure's own variable counts, not one of that name in a function that runs."""
+    n = 0
+
+    def show():
+        return n
+
+    def make():
+        n = 1
+
+        def bump():
+            nonlocal n
+            n += 1
+
+        return (lambda v: v * n), bump
+
+    f, bump = make()
+    assert show() == 0 and not told(f)
+    del bump
+    assert told(f)
+
+
 def test_methods_with_super_are_told():
     class Base:
         @classmethod
@@ -433,6 +455,86 @@ def test_methods_with_super_are_told():
 
     # The class itself can't be found by its name here; of the function's cells that is the only one.
     assert _identity._is_settled(Derived.f.__func__, 0)
+
+
+def renamed(k):
+    def f(v):
+        return v * 0 + f.k
+
+    f.__qualname__ = "renamed"
+    f.k = k
+    return f
+
+
+def wrapped(k):
+    @functools.wraps(module_level)
+    def f(v):
+        return v * 0 + f.k
+
+    f.k = k
+    return f
+
+
+def called_by_its_wrapped(k):
+    @functools.wraps(lambda v: v * 0 + k)
+    def f(v):
+        return f.__wrapped__(v)
+
+    return f
+
+
+def by_its_name(k):
+    def f(v):
+        return v * 0 + float(f.__name__)
+
+    f.__name__ = str(k)
+    return f
+
+
+def by_its_documentation(k):
+    def f(v):
+        return v * 0 + float(f.__doc__)
+
+    f.__doc__ = str(k)
+    return f
+
+
+@pytest.mark.parametrize(
+    "make", [renamed, wrapped, called_by_its_wrapped, by_its_name, by_its_documentation]
+)
+def test_attributes_are_told_apart(x, make):
+    functions = [jaxbridge.call(make(k), F32) for k in (2, 3, 2)]
+    programs = [jax.jit(f) for f in functions]
+    assert [float(f(x)[0]) for f in (*functions, *programs)] == [2, 3, 2, 2, 3, 2]
+
+
+@pytest.mark.parametrize("change", ["attribute", "keyword"])
+def test_what_changes_after_the_function_was_made(x, change):
+    def make():
+        def f(v, *, k=1):
+            return v * 0 + getattr(f, "k", k)
+
+        return f
+
+    first, second = make(), make()
+    a, b = jaxbridge.call(first, F32), jaxbridge.call(second, F32)
+    assert float(a(x)[0]) == float(b(x)[0]) == 1
+    if change == "attribute":
+        second.k = 7
+    else:
+        second.__kwdefaults__["k"] = 7
+    assert (float(a(x)[0]), float(b(x)[0])) == (1, 7)
+
+
+def test_deep_and_shared_partials(x):
+    deep = shared = lambda *given: given[-1] * 0 + (len(given) - 1)
+    for _ in range(400):
+        deep = functools.partial(deep, 1)
+    nested = functools.partial(shared, 1)
+    for _ in range(40):
+        nested = functools.partial(shared, nested, nested)
+    assert float(jaxbridge.call(deep, F32)(x)[0]) == 400
+    assert told(nested)
 
 
 def test_counters_count_on_their_own(x):

@@ -299,6 +299,39 @@ def test_eager_functions_that_content_tells_are_bounded(x, size, monkeypatch):
     assert same.stats()["calls"] == 1 and size() == 8  # the program of the first was still there
 
 
+def test_instances_end_with_their_calls(x, size):
+    """`self` of a method is a static argument."""
+
+    class Filter:
+        @jaxbridge.function(result=lambda self, v: v)
+        def apply(self, v):
+            return v + 1
+
+    alive = weakref.WeakSet()
+    for _ in range(200):
+        one = Filter()
+        alive.add(one)
+        one.apply(x)
+    del one
+    Filter.apply.clear()
+    jax.clear_caches()
+    gc.collect()
+    assert len(alive) == 0 and size() == 0
+
+
+def test_durable_calls_are_bounded(x, size, monkeypatch):
+    monkeypatch.setattr(_call_site, "_most_durable", 5)
+
+    def shifted(v, by):
+        return v + by
+
+    f = jaxbridge.call(shifted, lambda v, by: v, name="shifted, bounded")
+    programs = [jax.jit(lambda v, k=k: f(v, k)) for k in range(12)]
+    for _ in range(2):
+        assert [float(p(x)[0]) for p in programs] == list(range(12))
+        assert size() <= 5
+
+
 def test_clear_gives_up_what_static_values_left(x, size):
     def shifted(v, by):
         return v + float(str(by))

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import decimal
 import enum
+import gc
 import itertools
 import json
 import math
@@ -89,9 +90,12 @@ class Tokens:
 
     def __call__(self, x):
         try:
-            return self.seen.setdefault((type(x), x), f"token {len(self.seen)}")
+            return self.seen.setdefault((type(x), x), self.token())
         except TypeError:
-            return self.seen.setdefault(id(x), f"token {len(self.seen)}")
+            return self.seen.setdefault(id(x), self.token())
+
+    def token(self):
+        return types.SimpleNamespace(text=f"token {len(self.seen)}")
 
 
 def encode(tree, tokens=None):
@@ -279,17 +283,26 @@ def token_pairs():
 @pytest.mark.parametrize("a, b, equal", list(token_pairs()))
 def test_tokens(a, b, equal):
     f = jaxbridge.call(module_level, module_level)
-    assert (f.callee.token(a) == f.callee.token(b)) == equal
-    assert f.callee.token(a) == f.callee.token(a)
-    assert jaxbridge.call(module_level, module_level).callee.token(a) != f.callee.token(a)
-    assert not _identity.is_told(f.callee.token(a))
+    first = f.callee.token(a)
+    assert (f.callee.token(b) is first) == equal
+    assert f.callee.token(a) is first
+    other = jaxbridge.call(module_level, module_level).callee.token(a)
+    assert other.text != first.text and not _identity.is_told(first.text)
 
 
-def test_tokens_of_what_is_gone_are_not_used_again():
-    """An id() can come back, a token must not."""
+def test_tokens_live_as_long_as_the_calls_that_have_them():
     f = jaxbridge.call(module_level, module_level)
-    tokens = [f.callee.token(set()) for _ in range(50)]
-    assert len(set(tokens)) == 50
+    texts = {
+        f.callee.token(set()).text for _ in range(50)
+    }  # an id() can come back, a token must not
+    assert len(texts) == 50 and len(f.callee._tokens) == 0
+    witness = _identity.Witness()
+    _spec.encode([{1}], f.callee.token, witness)
+    gc.collect()
+    assert len(f.callee._tokens) == 1
+    del witness
+    gc.collect()
+    assert len(f.callee._tokens) == 0
 
 
 # ---- templates -----------------------------------------------------------------------------------
