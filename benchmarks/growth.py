@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the cost of a call grows with its operands, and with the lists of addresses that come.
+
+    python benchmarks/growth.py [--quick] [--output DIRECTORY]
+
+A list of addresses is what one call gets. Programs give the same few again and again, and what views are
+made of is kept for as many as JAXBRIDGE_CACHE_LIMIT says. Memory of that is the C library's heap in use
+(mallinfo2, with Python's objects on it: PYTHONMALLOC=malloc) before Function.clear() less after. Each
+question has a process of its own. Writes growth_DEVICE.json and .png.
+"""
+
+import argparse
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.buffer_callback import buffer_callback
+
+import jaxbridge
+import noops
+from candidates import PLATFORM, tvm_call
+from measuring import SPEC, WAYS, Way, measure, medians, timed
+from plots import plot_growth
+from results import RESULTS, where, write
+
+OPERANDS = (1, 4, 16, 64, 256)
+LISTS = (1, 10, 100, 1000, 10000)
+LIMITS = (256, 16384)
+CYCLE = Way("one call that is waited for, on arrays in turn", 1, 3, 7)
+
+Call = Callable[..., Any]
+Line = dict[int, float]
+
+
+def empty_function(n: int) -> Callable[..., None]:
+    """Another one for each `n`: what is kept belongs to the function."""
+    return lambda *args, n=n: None
+
+
+def calls(n: int, in_place: bool) -> dict[str, Call]:
+    """Calls of an empty function with any number of operands; in place: the second is the result."""
+    nothing = empty_function(n)
+    views = "NumPy" if PLATFORM == "cpu" else "CuPy"
+    ours: dict[str, Any] = {"inout": {1: 0}} if in_place else {"out": -1}
+    alias: dict[str, Any] = {"input_output_aliases": {1: 0}} if in_place else {}
+    made: dict[str, Call] = {
+        "jaxbridge": jaxbridge.call(nothing, SPEC, framework="buffer", **ours),
+        f"jaxbridge, {views} views": jaxbridge.call(nothing, SPEC, **ours),
+        "buffer_callback": buffer_callback(nothing, SPEC, **alias),
+    }
+    if shutil.which("g++"):
+        noops.xla("CUDA" if PLATFORM == "cuda" else "cpu")
+        made["XLA FFI, C++ no-op"] = jax.ffi.ffi_call("bench.any_operands", SPEC, **alias)
+    if importlib.util.find_spec("jax_tvm_ffi"):
+        made["jax-tvm-ffi"] = tvm_call(nothing, alias)
+    return made
+
+
+def arrays(n: int) -> list[jax.Array]:
+    return [jnp.full(SPEC.shape, i, SPEC.dtype) for i in range(n)]
+
+
+def in_a_loop(call: Call, n: int) -> Callable[[], Any]:
+    first, *others = arrays(n)
+    times = WAYS["loop"].calls
+    program = jax.jit(lambda v, *o: jax.lax.fori_loop(0, times, lambda i, c: call(c, *o), v))
+    return lambda: program(first, *others)
+
+
+def in_turn(call: Call, inputs: list[jax.Array]) -> Callable[[], float]:
+    """A run that calls on each array, and returns the seconds of one call.
+
+    The result is one donated array throughout, so that there are as many lists of addresses as arrays.
+    """
+    program = jax.jit(call, donate_argnums=1)
+    turns = max(1, 1000 // len(inputs))
+    (result,) = arrays(1)
+
+    def run() -> float:
+        nonlocal result
+        start = time.perf_counter()
+        for _ in range(turns):
+            for x in inputs:
+                result = program(x, result)
+                result.block_until_ready()
+        return (time.perf_counter() - start) / (turns * len(inputs))
+
+    return run
+
+
+def lines_of(found: dict[str, dict[str, float]]) -> dict[str, Line]:
+    """Of names that end with a number."""
+    lines: dict[str, Line] = {}
+    for name, row in found.items():
+        line, n = name.rsplit(":", 1)
+        lines.setdefault(line, {})[int(n)] = next(iter(row.values()))
+    return lines
+
+
+def operands(quick: bool) -> dict[str, Line]:
+    subjects = {
+        f"{name}:{n}": {"loop": timed(in_a_loop(call, n))}
+        for n in OPERANDS[: 2 if quick else None]
+        for name, call in calls(n, in_place=False).items()
+    }
+    return lines_of(medians(measure(subjects, quick, {"loop": WAYS["loop"]})))
+
+
+def lists(quick: bool) -> dict[str, Line]:
+    sizes = LISTS[: 2 if quick else None]
+    inputs = arrays(sizes[-1])
+    subjects = {
+        f"{name}:{n}": {"cycle": in_turn(call, inputs[:n])}
+        for n in sizes
+        for name, call in calls(n, in_place=True).items()
+    }
+    return lines_of(medians(measure(subjects, quick, {"cycle": CYCLE})))
+
+
+FIELDS = (
+    "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"  # of mallinfo2
+)
+
+
+def heap() -> int:
+    """Bytes in use on the C library's heap."""
+    libc = ctypes.CDLL(None)
+
+    class Info(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in FIELDS.split()]
+
+    libc.mallinfo2.restype = Info
+    gc.collect()
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def memory(quick: bool) -> dict[str, Line]:
+    sizes = LISTS[: 2 if quick else None]
+    inputs = arrays(sizes[-1])
+    lines: dict[str, Line] = {}
+    for name, framework in (("buffers", "buffer"), ("views", None)):
+        for n in sizes:
+            call = jaxbridge.call(empty_function(n), SPEC, inout={1: 0}, framework=framework)
+            in_turn(call, inputs[:n])()
+            kept = heap()
+            call.clear()
+            lines.setdefault(name, {})[n] = kept - heap()
+    return lines
+
+
+def asked(
+    question: Callable[[bool], dict[str, Line]], quick: bool, **environment: str
+) -> dict[str, Line]:
+    """The answer of another process."""
+    command = [sys.executable, __file__, "--answer", question.__name__] + ["--quick"] * quick
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def panels(quick: bool) -> list[dict[str, Any]]:
+    cycles: dict[str, Line] = {}
+    heaps: dict[str, Line] = {}
+    for limit in LIMITS:
+        for name, line in asked(lists, quick, JAXBRIDGE_CACHE_LIMIT=str(limit)).items():
+            ours = name.startswith("jaxbridge")
+            cycles.setdefault(f"{name}, limit {limit}" if ours else name, line)
+        variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit), "PYTHONMALLOC": "malloc"}
+        for name, line in asked(memory, quick, **variables).items():
+            heaps[f"jaxbridge, {name}, limit {limit}"] = line
+    return [
+        {"x": "operands", "y": "us per call, in a loop", "lines": asked(operands, quick)},
+        {"x": "lists of addresses", "y": "us per call, one by one", "lines": cycles},
+        {"x": "lists of addresses", "y": "bytes kept for them", "lines": heaps},
+    ]
+
+
+def show(report: dict[str, Any]) -> None:
+    for panel in report["panels"]:
+        sizes = next(iter(panel["lines"].values()))
+        print(f"\n{panel['y']:40s}" + "".join(f"{n!s:>12s}" for n in sizes) + f"  {panel['x']}")
+        for name, line in panel["lines"].items():
+            cells = (f"{v:12.2f}" if v < 1000 else f"{v:12,.0f}" for v in line.values())
+            print(f"{name:40s}" + "".join(cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two sizes, few repeats")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the results")
+    parser.add_argument("--answer", choices=("operands", "lists", "memory"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.answer:
+        print(json.dumps(globals()[options.answer](options.quick)))
+        return
+    report = {**where(), "panels": panels(options.quick)}
+    show(report)
+    plot_growth(report, write(report, options.output, "growth"))
+
+
+if __name__ == "__main__":
+    main()
