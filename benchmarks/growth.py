@@ -146,17 +146,35 @@ def heap() -> int:
     return info.uordblks + info.hblkhd
 
 
-def memory(quick: bool) -> dict[str, Line]:
+def kept_by(call: Any, run: Callable[[], Any]) -> int:
+    """Bytes that are kept for the calls of `run`."""
+    run()
+    kept = heap()
+    call.clear()
+    return kept - heap()
+
+
+VIEWS = (("buffers", "buffer"), ("views", None))
+
+
+def memory_of_lists(quick: bool) -> dict[str, Line]:
     sizes = LISTS[: 2 if quick else None]
     inputs = arrays(sizes[-1])
-    lines: dict[str, Line] = {}
-    for name, framework in (("buffers", "buffer"), ("views", None)):
+    lines: dict[str, Line] = {name: {} for name, _ in VIEWS}
+    for name, framework in VIEWS:
         for n in sizes:
             call = jaxbridge.call(empty_function(n), SPEC, inout={1: 0}, framework=framework)
-            in_turn(call, inputs[:n])()
-            kept = heap()
-            call.clear()
-            lines.setdefault(name, {})[n] = kept - heap()
+            lines[name][n] = kept_by(call, in_turn(call, inputs[:n]))
+    return lines
+
+
+def memory_of_operands(quick: bool) -> dict[str, Line]:
+    lines: dict[str, Line] = {name: {} for name, _ in VIEWS}
+    for name, framework in VIEWS:
+        for n in OPERANDS[: 2 if quick else None]:
+            call = jaxbridge.call(empty_function(n), SPEC, out=-1, framework=framework)
+            program, inputs = jax.jit(call), arrays(n)
+            lines[name][n] = kept_by(call, lambda p=program, i=inputs: p(*i).block_until_ready())
     return lines
 
 
@@ -174,17 +192,21 @@ def asked(
 def panels(quick: bool) -> list[dict[str, Any]]:
     cycles: dict[str, Line] = {}
     heaps: dict[str, Line] = {}
+    on_heap = {"PYTHONMALLOC": "malloc"}
     for limit in LIMITS:
-        for name, line in asked(lists, quick, JAXBRIDGE_CACHE_LIMIT=str(limit)).items():
+        variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit)}
+        for name, line in asked(lists, quick, **variables).items():
             ours = name.startswith("jaxbridge")
             cycles.setdefault(f"{name}, limit {limit}" if ours else name, line)
-        variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit), "PYTHONMALLOC": "malloc"}
-        for name, line in asked(memory, quick, **variables).items():
+        for name, line in asked(memory_of_lists, quick, **variables, **on_heap).items():
             heaps[f"jaxbridge, {name}, limit {limit}"] = line
+    kept = asked(memory_of_operands, quick, **on_heap)
+    lines = {f"jaxbridge, {name}": line for name, line in kept.items()}
     return [
         {"x": "operands", "y": "us per call, in a loop", "lines": asked(operands, quick)},
         {"x": "lists of addresses", "y": "us per call, one by one", "lines": cycles},
-        {"x": "lists of addresses", "y": "bytes kept for them", "lines": heaps},
+        {"x": "operands", "y": "bytes kept for one list", "lines": lines},
+        {"x": "lists of addresses", "y": "bytes kept", "lines": heaps},
     ]
 
 
@@ -193,7 +215,7 @@ def show(report: dict[str, Any]) -> None:
         sizes = next(iter(panel["lines"].values()))
         print(f"\n{panel['y']:40s}" + "".join(f"{n!s:>12s}" for n in sizes) + f"  {panel['x']}")
         for name, line in panel["lines"].items():
-            cells = (f"{v:12.2f}" if v < 1000 else f"{v:12,.0f}" for v in line.values())
+            cells = (f"{v:12,d}" if isinstance(v, int) else f"{v:12.2f}" for v in line.values())
             print(f"{name:40s}" + "".join(cells))
 
 
@@ -201,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two sizes, few repeats")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the results")
-    parser.add_argument("--answer", choices=("operands", "lists", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
         print(json.dumps(globals()[options.answer](options.quick)))

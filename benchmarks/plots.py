@@ -60,22 +60,26 @@ def plot_calls(report: dict[str, Any], path: Path) -> None:
 
 
 def plot_growth(report: dict[str, Any], path: Path) -> None:
-    """A panel for each question, all axes logarithmic; beside the report."""
+    """A panel for each question; beside the report."""
     if (plt := pyplot()) is None:
         return
     panels = report["panels"]
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4.6), layout="constrained"
-    )
-    for axes, panel in zip(grid, panels, strict=True):
+    figure, grid = plt.subplots(2, 2, figsize=(11, 8.5), layout="constrained")
+    for axes, panel in zip(grid.flat, panels, strict=True):
         for name, points in panel["lines"].items():
+            ours = name.startswith("jaxbridge")
+            style = {
+                "linewidth": 2.2 if ours else 1.2,
+                "linestyle": "--" if "views" in name else "-",
+            }
             x = [int(n) for n in points]
-            width = 2.4 if name.startswith("jaxbridge") else 1.2
-            axes.plot(
-                x, list(points.values()), marker="o", markersize=4, linewidth=width, label=name
-            )
+            axes.plot(x, list(points.values()), marker="o", markersize=4, label=name, **style)
+        values = [v for points in panel["lines"].values() for v in points.values()]
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        if max(values) > 10 * min(values):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0)
         axes.set_xlabel(panel["x"])
         axes.set_title(panel["y"], loc="left", fontsize=10)
         axes.grid(color="#e6e6e6")

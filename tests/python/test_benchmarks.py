@@ -53,7 +53,7 @@ def test_call_cost(tmp_path: Path) -> None:
 def test_growth(tmp_path: Path) -> None:
     report = run_quickly("growth", tmp_path)
     for panel in report["panels"]:
-        assert len(panel["lines"]) >= 3
+        assert len(panel["lines"]) >= 2
         assert all(len(line) == 2 for line in panel["lines"].values())
 
 
