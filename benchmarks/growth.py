@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -30,14 +31,16 @@ from jax.experimental.buffer_callback import buffer_callback
 import jaxbridge
 import noops
 from candidates import PLATFORM, tvm_call
-from measuring import SPEC, WAYS, Way, measure, medians, timed
+from measuring import SPEC, Way, measure, medians, timed
 from plots import plot_growth
 from results import RESULTS, where, write
 
 OPERANDS = (1, 4, 16, 64, 256)
 LISTS = (1, 10, 100, 1000, 10000)
 LIMITS = (256, 16384)
-CYCLE = Way("one call that is waited for, on arrays in turn", 1, 3, 7)
+TURNS = 3  # of the processes with one limit each
+LOOP = Way("in a fori_loop of 300", 300, 9)
+CYCLE = Way("one call that is waited for, on arrays in turn", 1, 1)
 
 Call = Callable[..., Any]
 Line = dict[int, float]
@@ -73,13 +76,12 @@ def arrays(n: int) -> list[jax.Array]:
 
 def in_a_loop(call: Call, n: int) -> Callable[[], Any]:
     first, *others = arrays(n)
-    times = WAYS["loop"].calls
-    program = jax.jit(lambda v, *o: jax.lax.fori_loop(0, times, lambda i, c: call(c, *o), v))
+    program = jax.jit(lambda v, *o: jax.lax.fori_loop(0, LOOP.calls, lambda i, c: call(c, *o), v))
     return lambda: program(first, *others)
 
 
 def in_turn(call: Call, inputs: list[jax.Array]) -> Callable[[], float]:
-    """A run that calls on each array, and returns the seconds of one call.
+    """A run that calls on each array, and returns the median of the seconds of one call.
 
     The result is one donated array throughout, so that there are as many lists of addresses as arrays.
     """
@@ -89,12 +91,14 @@ def in_turn(call: Call, inputs: list[jax.Array]) -> Callable[[], float]:
 
     def run() -> float:
         nonlocal result
-        start = time.perf_counter()
+        times = []
         for _ in range(turns):
             for x in inputs:
+                start = time.perf_counter()
                 result = program(x, result)
                 result.block_until_ready()
-        return (time.perf_counter() - start) / (turns * len(inputs))
+                times.append(time.perf_counter() - start)
+        return statistics.median(times)
 
     return run
 
@@ -114,7 +118,7 @@ def operands(quick: bool) -> dict[str, Line]:
         for n in OPERANDS[: 2 if quick else None]
         for name, call in calls(n, in_place=False).items()
     }
-    return lines_of(medians(measure(subjects, quick, {"loop": WAYS["loop"]})))
+    return lines_of(medians(measure(subjects, quick, {"loop": LOOP})))
 
 
 def lists(quick: bool) -> dict[str, Line]:
@@ -125,7 +129,7 @@ def lists(quick: bool) -> dict[str, Line]:
         for n in sizes
         for name, call in calls(n, in_place=True).items()
     }
-    return lines_of(medians(measure(subjects, quick, {"cycle": CYCLE})))
+    return lines_of(medians(measure(subjects, quick, {"cycle": CYCLE}, rounds=5)))
 
 
 FIELDS = (
@@ -147,11 +151,14 @@ def heap() -> int:
 
 
 def kept_by(call: Any, run: Callable[[], Any]) -> int:
-    """Bytes that are kept for the calls of `run`."""
-    run()
-    kept = heap()
-    call.clear()
-    return kept - heap()
+    """Bytes that are kept for the calls of `run`, the median of three times."""
+    found = []
+    for _ in range(3):
+        run()
+        kept = heap()
+        call.clear()
+        found.append(kept - heap())
+    return statistics.median(found)
 
 
 VIEWS = (("buffers", "buffer"), ("views", None))
@@ -189,22 +196,31 @@ def asked(
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def in_the_middle(turns: dict[str, list[Line]]) -> dict[str, Line]:
+    return {
+        name: {n: statistics.median(line[n] for line in lines) for n in lines[0]}
+        for name, lines in turns.items()
+    }
+
+
 def panels(quick: bool) -> list[dict[str, Any]]:
-    cycles: dict[str, Line] = {}
+    cycles: dict[str, list[Line]] = {}
     heaps: dict[str, Line] = {}
     on_heap = {"PYTHONMALLOC": "malloc"}
-    for limit in LIMITS:
-        variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit)}
-        for name, line in asked(lists, quick, **variables).items():
-            ours = name.startswith("jaxbridge")
-            cycles.setdefault(f"{name}, limit {limit}" if ours else name, line)
-        for name, line in asked(memory_of_lists, quick, **variables, **on_heap).items():
-            heaps[f"jaxbridge, {name}, limit {limit}"] = line
+    for turn in range(TURNS):
+        for limit in LIMITS:
+            variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit)}
+            for name, line in asked(lists, quick, **variables).items():
+                ours = name.startswith("jaxbridge")
+                cycles.setdefault(f"{name}, limit {limit}" if ours else name, []).append(line)
+            if turn == 0:
+                for name, line in asked(memory_of_lists, quick, **variables, **on_heap).items():
+                    heaps[f"jaxbridge, {name}, limit {limit}"] = line
     kept = asked(memory_of_operands, quick, **on_heap)
     lines = {f"jaxbridge, {name}": line for name, line in kept.items()}
     return [
         {"x": "operands", "y": "us per call, in a loop", "lines": asked(operands, quick)},
-        {"x": "lists of addresses", "y": "us per call, one by one", "lines": cycles},
+        {"x": "lists of addresses", "y": "us per call, one by one", "lines": in_the_middle(cycles)},
         {"x": "operands", "y": "bytes kept for one list", "lines": lines},
         {"x": "lists of addresses", "y": "bytes kept", "lines": heaps},
     ]

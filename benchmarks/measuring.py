@@ -26,17 +26,17 @@ class Way(NamedTuple):
     about: str
     calls: int  # in one run
     runs: int  # in a row; their median is one sample
-    rounds: int  # samples, between which everybody else has a turn
 
 
 WAYS = {
-    "loop": Way("in a fori_loop of 1000", 1000, 3, 15),
-    "unrolled": Way("unrolled 50 times", 50, 9, 31),
-    "one": Way("one call that is waited for", 1, 25, 31),
-    "dispatch": Way("one call until it returns", 1, 25, 31),
-    "eager": Way("the function itself, without JAX", 1000, 3, 15),
-    "import": Way("import in a new process", 1, 1, 11),
+    "loop": Way("in a fori_loop of 1000", 1000, 3),
+    "unrolled": Way("unrolled 50 times", 50, 15),
+    "one": Way("one call that is waited for", 1, 51),
+    "dispatch": Way("one call until it returns", 1, 51),
+    "eager": Way("the function itself, without JAX", 1000, 3),
+    "import": Way("import in a new process", 1, 1),
 }
+ROUNDS = 15  # samples of each
 
 
 class Counter:
@@ -144,14 +144,20 @@ def sample(run: Run, way: Way, runs: int) -> float:
 
 
 def measure(
-    subjects: dict[str, Subject], quick: bool = False, ways: dict[str, Way] = WAYS
+    subjects: dict[str, Subject],
+    quick: bool = False,
+    ways: dict[str, Way] = WAYS,
+    rounds: int = ROUNDS,
 ) -> dict[str, dict[str, list[float]]]:
-    """Samples of every subject in every way; all take turns, so that a noisy machine hits all."""
+    """Samples of every subject in every way, one in each round.
+
+    All take turns, so that a noisy machine hits all, and samples of one round can be compared.
+    """
     samples: dict[str, dict[str, list[float]]] = {
         name: {way: [] for way in ways if way in subject} for name, subject in subjects.items()
     }
-    for name, way in ways.items():
-        for _ in range(2 if quick else way.rounds):
+    for _ in range(2 if quick else rounds):
+        for name, way in ways.items():
             for subject, runs in subjects.items():
                 if name in runs:
                     taken = sample(runs[name], way, 1 if quick else way.runs)

@@ -159,8 +159,6 @@ def judge(target: Target, samples: Samples) -> Verdict:
         theirs = samples.get(limit.of, {}).get(limit.way or target.way)
         if not theirs:
             return verdict._replace(ours_us=statistics.median(ours))
-        if limit.way is not None:  # other rounds
-            theirs = [statistics.median(theirs)] * len(ours)
         allowed = [limit.factor * t + limit.plus for t in theirs]
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     of_allowed = statistics.median(a / b for a, b in zip(ours, allowed, strict=True))
