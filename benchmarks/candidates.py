@@ -132,34 +132,40 @@ def _() -> Subject:
     return adding(jaxbridge.call(lambda v, out: np.add(v, 1, out=out), SPEC, out=-1))
 
 
-def cupy_adds(v: Any, out: Any, times: int = 1) -> None:
+def cupy_adds(times: int) -> Callable[[Any, Any], None]:
     import cupy
 
-    cupy.add(v, 1, out=out)
-    for _ in range(times - 1):
-        cupy.add(out, 1, out=out)
+    def add(v: Any, out: Any) -> None:
+        cupy.add(v, 1, out=out)
+        for _ in range(times - 1):
+            cupy.add(out, 1, out=out)
+
+    return add
 
 
-@candidate("jaxbridge, cp.add(out=)", "cupy", on="cuda")
-def _() -> Subject:
-    import cupy
-
-    return adding(jaxbridge.call(lambda v, out: cupy.add(v, 1, out=out), SPEC, out=-1))
+def cupy_call(times: int, **options: Any) -> Subject:
+    return adding(jaxbridge.call(cupy_adds(times), SPEC, out=-1, **options), times)
 
 
-@candidate("jaxbridge, 20 CuPy operations", "cupy", on="cuda")
-def _() -> Subject:
-    return adding(jaxbridge.call(lambda v, out: cupy_adds(v, out, 20), SPEC, out=-1), 20)
-
-
-@candidate("jaxbridge, torch.add(out=)", "torch", on="cuda")
-def _() -> Subject:
+def torch_call(**options: Any) -> Subject:
     import torch
 
     def add(v: Any, out: Any) -> None:
         torch.add(v, 1, out=out)
 
-    return adding(jaxbridge.call(add, SPEC, out=-1, framework="torch"))
+    return adding(jaxbridge.call(add, SPEC, out=-1, framework="torch", **options))
+
+
+candidate("jaxbridge, cp.add(out=)", "cupy", on="cuda")(lambda: cupy_call(1))
+candidate("jaxbridge, 20 CuPy operations", "cupy", on="cuda")(lambda: cupy_call(20))
+candidate("jaxbridge, torch.add(out=)", "torch", on="cuda")(torch_call)
+
+for _name, _need, _call in (
+    ("cp.add(out=)", "cupy", lambda: cupy_call(1, graph="replay")),
+    ("20 CuPy operations", "cupy", lambda: cupy_call(20, graph="replay")),
+    ("torch.add(out=)", "torch", lambda: torch_call(graph="replay")),
+):
+    candidate(f"jaxbridge, {_name}, replay", _need, on="cuda")(_call)
 
 
 @candidate("jaxbridge, import")
@@ -205,9 +211,11 @@ def _() -> Subject:
 def on_cupy(times: int) -> Callable[..., None]:
     import cupy
 
+    adds = cupy_adds(times)
+
     def add(ctx: Any, out: Any, v: Any) -> None:
         with cupy.cuda.ExternalStream(ctx.stream):
-            cupy_adds(cupy.asarray(v), cupy.asarray(out), times)
+            adds(cupy.asarray(v), cupy.asarray(out))
 
     return add
 

@@ -6,12 +6,14 @@ from . import _compat as _compat
 _compat.check_version()
 
 import atexit as _atexit
+import os as _os
 import sys as _sys
 from importlib import metadata as _metadata
 
 import jax
 
 from . import _core as _core
+from . import _errors as _errors
 from . import _lowering as _lowering
 from . import _programs as _programs
 from . import errors as errors
@@ -44,16 +46,27 @@ _core.set_dtypes(_compat.dtype_table(_core.dtype_names()))
 
 
 def _at_exit() -> None:
-    # Calls that were made for their side effect are waited for; after that nothing calls Python.
+    # Calls that were made for their side effect are waited for; after that nothing calls Python, and
+    # programs that still had to make a call end there.
     try:
         jax.effects_barrier()
     except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
         # Once, here: JAX would print it at each of its own steps.
         _compat.forget_failed_effects()
-        print(f"jaxbridge: a call made for its side effect failed: {error}", file=_sys.stderr)
+        for failure in _errors.unseen(error)[:1]:
+            print(f"jaxbridge: a call made for its side effect failed: {failure}", file=_sys.stderr)
     finally:
-        _core.begin_exit()
+        if _core.begin_exit() and _core.registry_size():
+            _compat.wait_for_programs(seconds=10)
+
+
+def _after_fork_in_child() -> None:
+    # The threads that made calls and ran programs are the parent's: there is nothing to wait for.
+    _core.after_fork_in_child()
+    _atexit.unregister(_at_exit)
+    _atexit.register(_core.begin_exit)
 
 
 _atexit.register(_at_exit)
+_os.register_at_fork(after_in_child=_after_fork_in_child)
 _lowering.register_handlers()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One way of calling a Function, and the target that stands for it in this process."""
 
+import collections
 import dataclasses
 import functools
 import sys
@@ -27,10 +28,18 @@ class Registration:
         self._stats = site.callee.counts
         self.target = _core.Target(
             functools.partial(_plan.make_plan, site),
-            functools.partial(_errors.record, function_name=site.name, key=site.key),
+            functools.partial(
+                _errors.record,
+                function_name=site.name,
+                key=site.key,
+                is_pure=not site.has_side_effect,
+            ),
             functools.partial(_plan.end_lease, site),
+            functools.partial(_plan.warn_not_captured, site),
             list(site.in_place),
             _config.cache_limit,
+            site.options.graph == "replay",
+            site.options.graph == "xla",
         )
         _core.register(key, self.target)
         self._stats.live.add(self)
@@ -84,26 +93,36 @@ def forget_durable(callee: "Callee") -> None:
 
 
 class Stats:
-    """The counts of a callee, over all its registrations."""
+    """Counts over all registrations of equal callees."""
 
     def __init__(self) -> None:
         self.live: set[Registration] = set()
-        self._ended_calls = 0
-        self._ended_hits = 0
+        self._ended: collections.Counter[str] = collections.Counter()
 
     def end(self, registration: Registration) -> None:
         self.live.discard(registration)
-        self._ended_calls += registration.target.calls
-        self._ended_hits += registration.target.hits
+        self._ended.update(_counts_of(registration))
 
-    def read(self) -> dict[str, int]:
+    def totals(self) -> dict[str, int]:
+        """What only grows."""
         with _registration_lock:
-            targets = [r.target for r in self.live]
-            return {
-                "calls": self._ended_calls + sum(t.calls for t in targets),
-                "cache_hits": self._ended_hits + sum(t.hits for t in targets),
-                "cache_size": sum(t.kept for t in targets),
-            }
+            total = collections.Counter(self._ended)
+            for registration in self.live:
+                total.update(_counts_of(registration))
+        return {name: total[name] for name in _counted}
+
+    def read(self, since: dict[str, int]) -> dict[str, int]:
+        """The totals since then, and how many lists of addresses are kept now."""
+        counts = {name: n - since[name] for name, n in self.totals().items()}
+        with _registration_lock:
+            return {**counts, "cache_size": sum(r.target.kept for r in self.live)}
+
+
+_counted = {"calls": "calls", "cache_hits": "hits", "replays": "replays", "captures": "captures"}
+
+
+def _counts_of(registration: Registration) -> dict[str, int]:
+    return {name: getattr(registration.target, of) for name, of in _counted.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,6 +13,9 @@ from ._options import default_frameworks, frameworks, per_platform
 # Named ones live as long as the process, so that a program from elsewhere finds them.
 named: dict[str, "Callee"] = {}
 
+# Callees that content can't tell apart share their registrations, and so their counts.
+_counts: weakref.WeakValueDictionary[Any, Stats] = weakref.WeakValueDictionary()
+
 
 class Callee:
     """What a Function calls. Programs hold this, and not the Function.
@@ -53,7 +56,6 @@ class Callee:
         _options.check_frameworks(shown, self.frameworks)
         self.options = _options.check(shown, **options)
         self.name = shown
-        self.counts = Stats()
         self.references = {p: _identity.reference(f) for p, f in self.functions.items()}
         self.is_explicitly_named = name is not None
         # Tells it from one that is the same by content but not the same objects.
@@ -63,6 +65,7 @@ class Callee:
         self._tokens: dict[Any, str] = {}
         self._witness: _identity.Witness | None = None
         self.tell()
+        self._counts_before = self.counts.totals()
         if name is not None:
             self._claim(name)
 
@@ -83,6 +86,8 @@ class Callee:
                     identity = _identity.fingerprint_of_named(f, self.name)
                 identities[id(f)] = identity
         self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
+        key = tuple(self.identities.items()), self._witness.ids()
+        self.counts = _counts.setdefault(key, Stats())
 
     @property
     def is_told(self) -> bool:
@@ -119,6 +124,10 @@ class Callee:
         except TypeError:
             key = _spec.ById(x)
         return self._tokens.setdefault(key, _identity.unique())
+
+    def stats(self) -> dict[str, int]:
+        """Counts of the calls since this was made, with those of equal callees."""
+        return self.counts.read(since=self._counts_before)
 
     def forget_tokens(self) -> None:
         self._tokens.clear()

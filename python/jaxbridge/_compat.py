@@ -7,6 +7,8 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
+import pickle
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,7 +20,9 @@ from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
+from jax._src.interpreters import mlir as _mlir
 
 T = TypeVar("T")
 
@@ -123,6 +127,14 @@ def is_ref(x: Any) -> bool:
     return isinstance(x, jax.ref.Ref)  # true of a tracer of one
 
 
+def wait_until_ready(x: Any) -> None:
+    """Waits for an array, or for the value of a Ref that exists.
+
+    `jax.block_until_ready` leaves Refs out, and to read one is a program (0.8.0 to 0.12).
+    """
+    (x._refs._buf if is_ref(x) else x).block_until_ready()
+
+
 def ref_value_aval(x: Any) -> Any:
     """The abstract value of what a Ref holds."""
     return jax.typeof(x).inner_aval
@@ -183,6 +195,27 @@ def lowering_for_export(ctx: Any) -> bool:
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
+def devices_of_whole_arrays(ctx: Any) -> int:
+    """Over how many devices XLA spreads the arrays of a lowering; 1 inside shard_map, where it does not.
+
+    Raises:
+        NotImplementedError: inside shard_map, some axes are left to XLA.
+    """
+    axis_context = ctx.module_context.axis_context
+    if not isinstance(axis_context, _sharding_impls.SPMDAxisContext):
+        return axis_context.num_devices or 1
+    left = set(axis_context.mesh.axis_names) - set(axis_context.manual_axes)
+    if any(axis_context.mesh.shape[axis] > 1 for axis in left):
+        raise NotImplementedError
+    return 1
+
+
+def lower_traced(ctx: Any, fun: Any, operands: Sequence[Any]) -> Any:
+    """Lowers what `fun` does with operands of a lowering, taken for arrays of no mesh."""
+    avals = [_core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
+    return _mlir.lower_fun(fun, multiple_results=True)(ctx.replace(avals_in=avals), *operands)
+
+
 def forget_failed_effects() -> None:
     """Waits for calls with side effects, and forgets those that failed: they were reported.
 
@@ -195,7 +228,39 @@ def forget_failed_effects() -> None:
         _dispatch.runtime_tokens.clear()
 
 
-def keep_alive(ctx: Any, thing: Any) -> None:
+def wait_for_programs(seconds: float) -> None:
+    """Waits until the arrays of this process are computed, `seconds` at the most.
+
+    Threads of XLA must not be in the middle of a program when the process ends: their code goes
+    first (a crash on 0.8.0). The plain wait has no limit, and an interrupt would not end it; `is_ready`
+    is not in the public type of an array (0.8.0 to 0.12).
+    """
+    end = time.monotonic() + seconds
+    for platform in local_platforms():
+        for array in jax.live_arrays(platform):
+            # A deleted array has nothing to wait for.
+            with contextlib.suppress(RuntimeError):
+                while not array.is_ready() and time.monotonic() < end:
+                    time.sleep(0.001)
+
+
+class _KeptAlive:
+    """A host callback that is never called, for what it holds."""
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self._thing = thing
+        self._name = name
+
+    def __call__(self, *_: Any) -> None: ...
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            f"{self._name}: an executable with an anonymous function cannot be serialized, since no "
+            f"other process could find the function; give it a name"
+        )
+
+
+def keep_alive(ctx: Any, thing: Any, name: str) -> None:
     """Keeps `thing` as long as the executable that a lowering is for, and as long as that runs.
 
     A keepalive of JAX's lives as long as the executable's Python object. On the CPU a run can outlive
@@ -204,7 +269,7 @@ def keep_alive(ctx: Any, thing: Any) -> None:
     has called us before it is dispatched, and a host callback would slow dispatch down.
     """
     if "cpu" in lowering_platforms(ctx):
-        ctx.module_context.add_host_callback(lambda *_, thing=thing: None)
+        ctx.module_context.add_host_callback(_KeptAlive(thing, name))
     else:
         ctx.module_context.add_keepalive(thing)
 

@@ -83,6 +83,11 @@ def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
 def synchronize(stream: int, ordinal: int) -> None:
     """The host waits for the stream."""
 
+def exchange_capture_mode(mode: int) -> int:
+    """
+    Sets what this thread's captures forbid it (2: nothing); returns what was set before.
+    """
+
 def copy(source: Buffer, destination: Buffer) -> None:
     """Copies a buffer of this call; on CUDA on the call's stream."""
 
@@ -102,12 +107,20 @@ def as_array(buffer: Buffer) -> numpy.ndarray:
 class Plan:
     """What is done at a call of one platform and one list of shapes."""
 
-    def __init__(self, *, operand_viewers: list[Any], own_viewers: list[tuple[int, Any]], scope: Callable[[int, int], Any] | None = None, staged: bool = False, function: Callable[..., Any] | None = None, arguments: list[tuple[str, Any]] = [], keywords: tuple[str, ...] | None = None, finish: Callable[..., None] | None = None, writes: bool = False, work: Callable[..., None] | None = None) -> None: ...
+    def __init__(self, *, operand_viewers: list[Any], own_viewers: list[tuple[int, Any]], scope: Callable[[int, int], Any] | None = None, capture_scope: Callable[[int, int], tuple[Any, Any]] | None = None, staged: bool = False, function: Callable[..., Any] | None = None, arguments: list[tuple[str, Any]] = [], keywords: tuple[str, ...] | None = None, finish: Callable[..., None] | None = None, writes: bool = False, work: Callable[..., None] | None = None) -> None: ...
 
 class Target:
     """What a key stands for: calls Python."""
 
-    def __init__(self, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], in_place: Sequence[tuple[int, int]], limit: int) -> None: ...
+    def __init__(self, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], on_not_captured: Callable[[str], None], in_place: Sequence[tuple[int, int]], limit: int, replays: bool, capturable: bool) -> None: ...
+
+    @property
+    def replays(self) -> int:
+        """How many of the calls replayed a graph."""
+
+    @property
+    def captures(self) -> int:
+        """How often a call was captured."""
 
     @property
     def hits(self) -> int:
@@ -147,5 +160,10 @@ def ffi_versions() -> tuple[int, int]:
     Minor FFI version of the runtime (-1: it did not say) and the one that we answered.
     """
 
-def begin_exit() -> None:
-    """From now on nothing calls Python or CUDA; called through atexit."""
+def begin_exit() -> bool:
+    """
+    From now on nothing calls Python or CUDA; called through atexit. Whether every call has ended.
+    """
+
+def after_fork_in_child() -> None:
+    """Forgets the calls of threads that a forked child does not have."""

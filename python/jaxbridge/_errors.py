@@ -34,6 +34,8 @@ class _Recorded(NamedTuple):
     depth: int
     # Whether that is a thread of the program: the function then ran for whoever waits there.
     on_program_thread: bool
+    # Whether the call has no side effect: its failure is that of a result.
+    is_pure: bool
 
 
 # What an error of a program arrives as: jaxlib's fast path, which a program takes from its second call
@@ -50,9 +52,9 @@ _newest = 0
 _id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
 
 
-def record(exception: BaseException, *, function_name: str, key: int) -> str:
+def record(exception: BaseException, *, function_name: str, key: int, is_pure: bool) -> str:
     """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
-    mark = keep(exception, key)
+    mark = keep(exception, key, is_pure=is_pure)
     try:
         return printable(f"{_described(exception, function_name)}\n{mark}")
     except BaseException:  # the exception's own code: none of it may come between it and the user
@@ -81,12 +83,14 @@ def _described(exception: BaseException, function_name: str) -> str:
     return f"{first}\n\nraised by the external function {function_name!r}:\n{text}"
 
 
-def keep(exception: BaseException, key: int) -> str:
+def keep(exception: BaseException, key: int, *, is_pure: bool = False) -> str:
     """Keeps `exception`; returns the mark by which it is found again, to end an error's text."""
     global _newest
     dropped = []  # destroyed without the lock: their frames can hold anything
     thread = threading.get_ident()
-    recorded = _Recorded(exception, key, thread, _core.call_depth(), _is_of_the_program(thread))
+    recorded = _Recorded(
+        exception, key, thread, _core.call_depth(), _is_of_the_program(thread), is_pure
+    )
     with _lock:
         _newest = number = next(_ids)
         _originals[number] = recorded
@@ -108,6 +112,20 @@ def original(error: BaseException) -> BaseException | None:
     with _lock:
         found = _originals.pop(int(numbers[-1]), None)
     return found.exception if found else None
+
+
+def unseen(error: BaseException) -> list[BaseException]:
+    """Of the failures that JAX still has at exit, those that nobody was told of.
+
+    Left out are calls whose exception was raised itself, and calls without a side effect.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return [e for member in error.exceptions for e in unseen(member)]
+    numbers = [int(number) for number in _id_pattern.findall(str(error))]
+    with _lock:
+        recorded = [_originals.get(number) for number in numbers]
+    told = [r is None or r.is_pure for r in recorded]
+    return [] if told and all(told) else [error]
 
 
 def newest() -> int:

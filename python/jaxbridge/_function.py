@@ -103,6 +103,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 "operands": operand_count,
                 "references": callee.references,
                 "side_effect": has_side_effect,
+                "graph": self.options.graph,
             }
         )
         return CallSite(
@@ -242,15 +243,17 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     # ---- the user's view ---------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Counts since the Function was made.
+        """Counts since the Function was made, with the calls of Functions that are the same.
 
         Returns:
             calls: how often XLA called it.
             cache_hits: how many of the calls came with addresses that were known.
+            replays: how many of the calls replayed a CUDA graph.
+            captures: how often a call was captured into one.
             cache_size: how many lists of addresses are kept now; at most JAXBRIDGE_CACHE_LIMIT for each
                 call in a program and its shapes.
         """
-        return self.callee.counts.read()
+        return self.callee.stats()
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""
@@ -280,6 +283,7 @@ def call(
     framework: str | Mapping[str, str] | None = None,
     out: str | int | None = None,
     inout: Mapping[int | str, int] | None = None,
+    graph: str = "off",
     elementwise: bool = False,
     vmap_method: str | None = None,
     has_side_effect: bool | None = None,
@@ -298,6 +302,9 @@ def call(
         inout: `{argument: result}`: the argument (position or keyword) is passed writable, and is that
             result (position among the results). `fn` returns, or gets through `out`, only the others:
             the one that remains, or a tuple.
+        graph: "off": `fn` runs at each call. On CUDA, "replay": what it enqueues is captured once for each
+            list of addresses that comes again, and replayed without Python; "xla": XLA may capture it
+            into its command buffers. Then `fn` must enqueue the same work for the same addresses.
         elementwise: `fn` works element by element with NumPy's broadcasting; vmap then needs no method.
         vmap_method: "sequential", "sequential_unrolled", "expand_dims", "broadcast_all" as in
             `jax.ffi.ffi_call`, or "batched": `fn` itself takes one leading batch axis on every array,
@@ -319,6 +326,7 @@ def call(
             "elementwise": elementwise,
             "vmap_method": vmap_method,
             "has_side_effect": has_side_effect,
+            "graph": graph,
         },
         name=name,
     )
@@ -330,6 +338,7 @@ def function(
     framework: str | Mapping[str, str] | None = None,
     out: str | int | None = None,
     inout: Mapping[int | str, int] | None = None,
+    graph: str = "off",
     elementwise: bool = False,
     vmap_method: str | None = None,
     has_side_effect: bool | None = None,
@@ -350,6 +359,7 @@ def function(
             framework=framework,
             out=out,
             inout=inout,
+            graph=graph,
             elementwise=elementwise,
             vmap_method=vmap_method,
             has_side_effect=has_side_effect,

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the primitive to a custom call: the only user of jax.ffi."""
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 
 from . import _adapters, _compat, _core, _plan
@@ -43,7 +46,6 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, ...]) -> Any:
     """The lowering rule, on every platform."""
-    del results
     _check_handlers()
     for platform in _compat.lowering_platforms(ctx):
         _check_platform(site, platform, ctx)
@@ -54,9 +56,12 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module. Static arguments must be values with a text (numbers, strings, tuples, ...)"
         )
+    if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
+        bind = functools.partial(ctx.primitive.bind, site=site, results=results)
+        return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
     hold = site.hold()
     if not hold.is_durable and not is_export:
-        _compat.keep_alive(ctx, hold)
+        _compat.keep_alive(ctx, hold, site.name)
     key = hold.registration.key
     if is_export and key != site.key:
         # Who runs an exported program looks the function up by what it is.
@@ -66,11 +71,53 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'could not tell them apart; give this one a name of its own: call(fn, ..., name="...")'
         )
     rule = jax.ffi.ffi_lowering(
-        _target,
+        _target_capturable if site.options.graph == "xla" else _target,
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
     return rule(ctx, *operands, key=np.int64(key), spec=site.text)
+
+
+def _devices(site: "CallSite", ctx: Any) -> int:
+    try:
+        return _compat.devices_of_whole_arrays(ctx)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
+            f"shard_map: leave out axis_names="
+        ) from error
+
+
+def _once(
+    bind: Callable[..., Any], results: tuple[Any, ...], devices: int
+) -> Callable[..., list[Any]]:
+    """The call of `bind`, made by the first of several devices for all of them.
+
+    XLA has no other form for a call with a side effect: for JAX's own callbacks it knows one, by name.
+    """
+    # The mesh of the program where it has one of its own: JAX allows no other then.
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size != devices or mesh.empty:
+        mesh = jax.sharding.AbstractMesh((devices,), ("devices",))
+    axes = mesh.axis_names
+
+    def on_each(*operands: Any) -> tuple[list[Any], Any]:
+        def nothing(*_: Any) -> list[Any]:
+            return [jnp.zeros(shape, dtype) for shape, dtype in results]
+
+        is_first = jax.lax.axis_index(axes) == 0
+        outs = jax.lax.cond(is_first, bind, nothing, *operands)
+        # Not a sum: that would change a negative zero, and booleans. XLA loses what has no result.
+        return [jax.lax.all_gather(out, axes)[0] for out in outs], is_first
+
+    mapped = jax.shard_map(
+        on_each,
+        mesh=mesh,
+        in_specs=jax.sharding.PartitionSpec(),
+        out_specs=jax.sharding.PartitionSpec(),
+        check_vma=False,
+    )
+    return lambda *operands: mapped(*operands)[0]
 
 
 def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
@@ -81,6 +128,11 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
         )
     site.function_on(platform)
     framework = site.framework_on(platform)
+    if platform == "cuda" and framework == "numpy" and site.options.graph != "off":
+        raise PlatformError(
+            f'{site.name}: graph="{site.options.graph}" captures work on the device, and '
+            f'framework="numpy" works on the host; drop graph=, or use a framework with arrays on CUDA'
+        )
     if platform not in _compat.local_platforms():
         return  # another machine runs it: what is installed here does not count
     at = "cpu" if platform == "cuda" and framework == "numpy" else platform

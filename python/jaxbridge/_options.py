@@ -25,6 +25,7 @@ vmap_methods = (
     "broadcast_all",
     "batched",
 )
+graph_modes = ("off", "replay", "xla")
 default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
 
 
@@ -66,6 +67,7 @@ class Options:
     elementwise: bool
     vmap_method: str | None
     has_side_effect: bool | None
+    graph: str
 
 
 def check(
@@ -75,6 +77,7 @@ def check(
     elementwise: bool,
     vmap_method: str | None,
     has_side_effect: bool | None,
+    graph: str,
 ) -> Options:
     is_position = type(out) is int and out in (0, -1)
     if not (out is None or is_position or (isinstance(out, str) and out.isidentifier())):
@@ -103,6 +106,8 @@ def check(
         raise ValueError(
             f"{name}: vmap_method is {vmap_method!r}; expected one of {', '.join(vmap_methods)}"
         )
+    if graph not in graph_modes:
+        raise ValueError(f"{name}: graph is {graph!r}; expected one of {', '.join(graph_modes)}")
     if elementwise and vmap_method is not None:
         raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
     return Options(
@@ -111,4 +116,5 @@ def check(
         bool(elementwise),
         vmap_method,
         None if has_side_effect is None else bool(has_side_effect),
+        graph,
     )

@@ -10,6 +10,7 @@ import functools
 import gc
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def make_plan(
         "operand_viewers": [viewer(d) for d in operands],
         "own_viewers": [(i, viewer(results[i])) for i in own],
         "scope": functools.partial(adapter.scope, platform) if has_scope else None,
+        "capture_scope": adapter.capture_scope if platform == "cuda" and not staged else None,
         "staged": staged,
     }
     flat = None if checks_memory or checks_inputs else _flat_arguments(site, len(own))
@@ -146,6 +148,16 @@ def _caller(
             finish(value, own, buffers)
 
     return work
+
+
+def warn_not_captured(site: "CallSite", reason: str) -> None:
+    """Asked once, when a call could not be captured and was made by a normal run."""
+    warnings.warn(
+        f'{site.name}: graph="replay": the function could not be captured into a CUDA graph, and runs '
+        f"at each call from now on: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -> None:

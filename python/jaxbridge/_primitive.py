@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -44,6 +45,8 @@ def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
         with jax.disable_jit(False):
+            if not any(isinstance(x, jax.core.Tracer) for x in operands):
+                _wait_on_cpu(operands)
             return list(programs_of(bound.site.callee).of(bound)(*operands))
     return _with_refs(bound, *operands)
 
@@ -134,18 +137,40 @@ def programs_of(callee: "Callee") -> Programs:
     return found or Programs()
 
 
-def _arrays(operands: Sequence[Any]) -> list[Any]:
-    return [x for x in operands if isinstance(x, jax.Array)]
+def _wait_on_cpu(operands: Sequence[Any]) -> None:
+    # On the CPU a program whose operands are there runs on this thread, and its errors are raised by
+    # this call. One that has to wait for them runs later, elsewhere.
+    arrays = [x for x in operands if isinstance(x, jax.Array) or _compat.is_concrete_ref(x)]
+    if any(d.platform == "cpu" for x in arrays[:1] for d in x.sharding.device_set):
+        for x in arrays:
+            _compat.wait_until_ready(x)
 
 
 def _impl(*operands: Any, site: CallSite, results: tuple[Result, ...]) -> list[Any]:
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
-        # On the CPU a program whose operands are there runs on this thread, and its errors are raised
-        # by this call. One that has to wait for them runs later, elsewhere.
-        if any(d.platform == "cpu" for x in _arrays(operands)[:1] for d in x.devices()):
-            jax.block_until_ready(operands)
-        return list(programs_of(site.callee).of(BoundCall(site, tuple(results), ()))(*operands))
+        _wait_on_cpu(operands)
+        program = programs_of(site.callee).of(BoundCall(site, tuple(results), ()))
+        if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+            return list(program(*operands))
+        # Where JAX finds one in the results of a program, it runs the program's operations one by one
+        # to tell which it was: it would come here again, for ever.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            outs = list(program(*operands))
+        _check_numbers(outs, site.name)
+        return outs
+
+
+def _check_numbers(outs: Sequence[Any], name: str) -> None:
+    for out in outs:
+        if not jnp.issubdtype(out.dtype, jnp.inexact):
+            continue
+        for kind, enabled, find in (
+            ("nan", jax.config.jax_debug_nans, np.isnan),
+            ("inf", jax.config.jax_debug_infs, np.isinf),
+        ):
+            if enabled and any(find(np.asarray(s.data)).any() for s in out.addressable_shards):
+                raise FloatingPointError(f"invalid value ({kind}) encountered in {name}")
 
 
 call_p.def_impl(_impl)

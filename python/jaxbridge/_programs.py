@@ -41,10 +41,15 @@ def _resolve(key: int, text: str) -> Any:
             f"the program calls the function {name!r}, whose code in this process is not the one that "
             f"the program was built with; build the program again"
         )
-    if found.frameworks != spec["frameworks"] or found.options.out != spec["out"]:
+    options = found.options
+    if (found.frameworks, options.out, options.graph) != (
+        spec["frameworks"],
+        spec["out"],
+        spec["graph"],
+    ):
         raise NotRegisteredError(
-            f"the program calls the function {name!r}, whose framework= or out= in this process is not "
-            f"the one that the program was built with; build the program again"
+            f"the program calls the function {name!r}, whose framework=, out= or graph= in this process is "
+            f"not the one that the program was built with; build the program again"
         )
     witness = _identity.Witness()
     for tree in (arguments, own_results):
@@ -80,6 +85,7 @@ def _by_reference(spec: dict[str, Any]) -> Callee:
             "elementwise": spec["elementwise"],
             "vmap_method": None,
             "has_side_effect": spec["side_effect"],
+            "graph": spec["graph"],
         },
         name=None,
     )

@@ -9,8 +9,8 @@ namespace jaxbridge {
 /// Ends the process's use of Python and CUDA, in two steps: from now on python_use is refused, then
 /// what was granted before is waited for, `patience` at the most, and then exiting() is true.
 /// Called once, from Python's atexit, before anything that we call into is torn down, without the
-/// GIL; there is no way back.
-void begin_exit(std::chrono::milliseconds patience = {}) noexcept;
+/// GIL; there is no way back. Returns whether all of them have ended.
+bool begin_exit(std::chrono::milliseconds patience = {}) noexcept;
 
 /// One relaxed load. Destructors ask before they touch CUDA and then leave their object where it
 /// is: the driver may be gone already, and a leak is better than a crash.
@@ -32,6 +32,9 @@ class [[nodiscard]] python_use {
  private:
   bool granted_ = true;
 };
+
+/// In the child of a fork(): the other threads are not there, and their uses never end.
+void after_fork_in_child() noexcept;
 
 /// Takes begin_exit() back, so that a test can go on.
 void cancel_exit_for_testing() noexcept;

@@ -173,12 +173,14 @@ nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& 
 
 // PEP 3118. Who asks for a format gets the array, who does not gets its bytes.
 int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
-  const call_buffer* b = nb::inst_ptr<call_buffer>(nb::handle(self));
   const auto refuse = [view](const char* why) {
     PyErr_SetString(PyExc_BufferError, why);
     view->obj = nullptr;
     return -1;
   };
+  // Buffer.__new__ makes an object without content.
+  if (!nb::inst_ready(nb::handle(self))) return refuse("this buffer was not made by a call");
+  const call_buffer* b = nb::inst_ptr<call_buffer>(nb::handle(self));
   if (b->revoked) return refuse("this buffer belongs to a call that has ended");
   if (b->device.platform != platform::cpu) {
     return refuse("this buffer is on CUDA: the host cannot read it");
@@ -253,7 +255,7 @@ std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {
 }
 
 void bind_buffer(nb::module_& m) {
-  nb::class_<call_buffer>(m, "Buffer", nb::type_slots(buffer_slots),
+  nb::class_<call_buffer>(m, "Buffer", nb::is_final(), nb::type_slots(buffer_slots),
                           "A dense row-major array that XLA owns, for the time of one call.")
       .def_prop_ro(
           "pointer",

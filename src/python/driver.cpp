@@ -7,6 +7,7 @@
 #include "core/cuda/context.hpp"
 #include "core/cuda/device_memory.hpp"
 #include "core/cuda/driver.hpp"
+#include "core/cuda/graph.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "python/buffer.hpp"
 
@@ -74,6 +75,16 @@ void bind_driver(nb::module_& m) {
         on_device(ordinal, [&] { return cuda::synchronize(stream_at(stream)); });
       },
       nb::arg("stream"), nb::arg("ordinal"), "The host waits for the stream.");
+  m.def(
+      "exchange_capture_mode",
+      [](int mode) {
+        const auto before =
+            cuda::exchange_capture_mode(static_cast<cuda::CUstreamCaptureMode>(mode));
+        if (!before.ok()) throw std::runtime_error(before.error().message());
+        return static_cast<int>(before.value());
+      },
+      nb::arg("mode"),
+      "Sets what this thread's captures forbid it (2: nothing); returns what was set before.");
   m.def("copy", &copy, nb::arg("source"), nb::arg("destination"),
         "Copies a buffer of this call; on CUDA on the call's stream.");
   m.def("fill", &fill, nb::arg("buffer"), nb::arg("value"),

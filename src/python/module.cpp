@@ -10,6 +10,7 @@
 #include "python/plan.hpp"
 #include "python/py.hpp"
 #include "python/python_target.hpp"
+#include "python/registry.hpp"
 
 NB_MODULE(_core, m) {
   m.doc() = "The part of jaxbridge that is written in C++.";
@@ -24,12 +25,16 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_numpy_array(m);
   jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
+  jaxbridge::python::bind_registry(m);
   m.def(
       "begin_exit",
       [] {
         // Functions that are running may finish; one that never does must not stop the exit.
         const nb::gil_scoped_release no_gil;
-        jaxbridge::begin_exit(std::chrono::seconds(10));
+        return jaxbridge::begin_exit(std::chrono::seconds(10));
       },
-      "From now on nothing calls Python or CUDA; called through atexit.");
+      "From now on nothing calls Python or CUDA; called through atexit. Whether every call has "
+      "ended.");
+  m.def("after_fork_in_child", &jaxbridge::after_fork_in_child,
+        "Forgets the calls of threads that a forked child does not have.");
 }

@@ -146,6 +146,17 @@ void call_function(const plan& p, const binding& b) {
   p.finish(returned, own(), list_of(b.results));
 }
 
+void call_in(nb::object manager, const plan& p, const binding& b) {
+  scope_guard guard(std::move(manager));
+  try {
+    call_function(p, b);
+  } catch (nb::python_error& raised) {
+    guard.leave(raised);
+    throw;
+  }
+  guard.leave();
+}
+
 }  // namespace
 
 bool binding::held() const {
@@ -180,23 +191,28 @@ void plan::call(const binding& b, std::int32_t ordinal, stream_ref stream) const
     call_function(*this, b);
     return;
   }
-  scope_guard guard(scope(ordinal, stream.address()));
-  try {
-    call_function(*this, b);
-  } catch (nb::python_error& raised) {
-    guard.leave(raised);
-    throw;
+  call_in(scope(ordinal, stream.address()), *this, b);
+}
+
+nb::object plan::call_captured(const binding& b, std::int32_t ordinal, stream_ref stream) const {
+  if (!capture_scope.is_valid()) {
+    call(b, ordinal, stream);
+    return nb::none();
   }
-  guard.leave();
+  const nb::object made = capture_scope(ordinal, stream.address());
+  call_in(made[0], *this, b);
+  return made[1];
 }
 
 void bind_plan(nb::module_& m) {
-  nb::class_<plan>(m, "Plan", "What is done at a call of one platform and one list of shapes.")
+  nb::class_<plan>(m, "Plan", nb::is_final(),
+                   "What is done at a call of one platform and one list of shapes.")
       .def(
           "__init__",
           [](plan* self, const nb::list& operand_viewers, const nb::list& own_viewers,
-             nb::object scope, bool staged, nb::object function, const nb::list& arguments,
-             nb::object keywords, nb::object finish, bool writes, nb::object work) {
+             nb::object scope, nb::object capture_scope, bool staged, nb::object function,
+             const nb::list& arguments, nb::object keywords, nb::object finish, bool writes,
+             nb::object work) {
             auto* const p = new (self) plan;
             for (const nb::handle v : operand_viewers) {
               p->operand_viewers.push_back(make_viewer(v));
@@ -206,6 +222,7 @@ void bind_plan(nb::module_& m) {
             }
             p->staged = staged;
             if (!scope.is_none()) p->scope = std::move(scope);
+            if (!capture_scope.is_none()) p->capture_scope = std::move(capture_scope);
             if (!function.is_none()) p->function = std::move(function);
             p->arguments = make_arguments(arguments);
             if (!keywords.is_none()) p->keywords = std::move(keywords);
@@ -214,13 +231,14 @@ void bind_plan(nb::module_& m) {
             if (!work.is_none()) p->work = std::move(work);
           },
           nb::kw_only(), nb::arg("operand_viewers"), nb::arg("own_viewers"),
-          nb::arg("scope") = nb::none(), nb::arg("staged") = false,
-          nb::arg("function") = nb::none(), nb::arg("arguments") = nb::list(),
-          nb::arg("keywords") = nb::none(), nb::arg("finish") = nb::none(),
-          nb::arg("writes") = false, nb::arg("work") = nb::none(),
+          nb::arg("scope") = nb::none(), nb::arg("capture_scope") = nb::none(),
+          nb::arg("staged") = false, nb::arg("function") = nb::none(),
+          nb::arg("arguments") = nb::list(), nb::arg("keywords") = nb::none(),
+          nb::arg("finish") = nb::none(), nb::arg("writes") = false, nb::arg("work") = nb::none(),
           nb::sig("def __init__(self, *, operand_viewers: list[typing.Any], own_viewers: "
                   "list[tuple[int, typing.Any]], scope: collections.abc.Callable[[int, int], "
-                  "typing.Any] | None = None, staged: bool = False, function: "
+                  "typing.Any] | None = None, capture_scope: collections.abc.Callable[[int, int], "
+                  "tuple[typing.Any, typing.Any]] | None = None, staged: bool = False, function: "
                   "collections.abc.Callable[..., typing.Any] | None = None, arguments: "
                   "list[tuple[str, typing.Any]] = [], keywords: tuple[str, ...] | None = None, "
                   "finish: collections.abc.Callable[..., None] | None = None, writes: bool = "

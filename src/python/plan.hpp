@@ -71,6 +71,9 @@ struct plan {
   std::vector<std::pair<std::size_t, viewer>> own_viewers;
   /// `scope(ordinal, stream) -> context manager or None`, or null.
   nb::object scope;
+  /// The scope of a call that is captured: `capture_scope(ordinal, stream) -> (context manager,
+  /// memory)`, where the memory is what the function allocates from; it lives as long as the graph.
+  nb::object capture_scope;
   /// The callee works on host memory although the call is on CUDA.
   bool staged = false;
 
@@ -91,6 +94,9 @@ struct plan {
   /// Calls the function on views of the buffers. All views that this makes are gone when it
   /// returns.
   void call(const binding& b, std::int32_t ordinal, stream_ref stream) const;
+  /// The same in a capture; returns what has to live as long as what was captured.
+  [[nodiscard]] nb::object call_captured(const binding& b, std::int32_t ordinal,
+                                         stream_ref stream) const;
 };
 
 /// Fills in what a plan needs to make a new binding's sources and leases.

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/cuda/staging.hpp"
-#include "core/dispatch/entry_points.hpp"
+#include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "python/current_call.hpp"
 #include "python/gil.hpp"
@@ -78,6 +78,44 @@ std::span<const std::uintptr_t> key_of(const dispatch::call& c, const std::vecto
   return key;
 }
 
+// The same with dtypes and shapes, since a graph is looked up before the plan. Valid until this
+// thread's next use.
+std::span<const std::uintptr_t> replay_key_of(const dispatch::call& c) {
+  thread_local std::vector<std::uintptr_t> key;
+  const std::span<const std::uintptr_t> memory = key_of(c, nullptr);
+  key.assign(memory.begin(), memory.end());
+  for (const std::span<const any_buffer> list : {c.operands, c.results}) {
+    for (const any_buffer& b : list) {
+      key.push_back(static_cast<std::uintptr_t>(b.dtype) << 32 | b.shape.size());
+      for (const std::int64_t extent : b.shape) key.push_back(static_cast<std::uintptr_t>(extent));
+    }
+  }
+  return key;
+}
+
+// What a graph's work uses: the plan, and the memory that the function allocated from.
+struct captured_resources {
+  std::shared_ptr<plan> of;
+  nb::object memory;
+
+  static std::shared_ptr<void> keep(std::shared_ptr<plan> of, nb::object memory) {
+    // A graph can end on any thread, without the GIL.
+    return {new captured_resources{std::move(of), std::move(memory)}, [](captured_resources* r) {
+              const python_use use;
+              if (!use.granted()) return;
+              const thread_gil gil;
+              delete r;
+            }};
+  }
+};
+
+// The interpreter ended before the function did, and Python (3.12, 3.13) ends this thread. Nothing
+// of ours may run any more, not even a destructor, and XLA's frames cannot be unwound: the thread
+// waits for the end of the process, as Python itself has it from 3.14 on.
+[[noreturn]] void wait_for_the_end() {
+  for (;;) pause();
+}
+
 // Marks a binding as in use: a call inside the call, or on another thread, makes its own.
 class use_of {
  public:
@@ -101,12 +139,16 @@ nb::list positions_of_held(const std::vector<binding::lease>& leases) {
 }  // namespace
 
 python_target::python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
-                             std::vector<index_pair> in_place, std::size_t limit)
+                             nb::object on_not_captured, std::vector<index_pair> in_place,
+                             std::size_t limit, bool replays, bool capturable)
     : make_plan_(std::move(make_plan)),
       on_error_(std::move(on_error)),
       on_held_(std::move(on_held)),
+      on_not_captured_(std::move(on_not_captured)),
       in_place_(std::move(in_place)),
-      limit_(limit) {
+      limit_(limit),
+      capturable_(capturable),
+      graphs_(replays ? std::make_unique<replay::graphs>(limit) : nullptr) {
   for (const auto& [operand, result] : in_place_) {
     if (operand >= dispatch::max_buffers || result >= dispatch::max_buffers) {
       throw std::invalid_argument("in_place names buffers that no call has");
@@ -123,6 +165,8 @@ python_target::~python_target() {
     (void)make_plan_.release();
     (void)on_error_.release();
     (void)on_held_.release();
+    (void)on_not_captured_.release();
+    (void)captured_memory_.release();
     for (std::shared_ptr<plan>& p : plans_) new std::shared_ptr<plan>(std::move(p));
     return;
   }
@@ -131,6 +175,8 @@ python_target::~python_target() {
   make_plan_.reset();
   on_error_.reset();
   on_held_.reset();
+  on_not_captured_.reset();
+  captured_memory_.reset();
   plans_.clear();
 }
 
@@ -160,6 +206,10 @@ std::size_t python_target::kept() const noexcept {
 void python_target::clear_plans() {
   // Destroying them runs Python, which can come back here.
   const std::vector<std::shared_ptr<plan>> cleared = std::exchange(plans_, {});
+  if (graphs_ == nullptr) return;
+  std::shared_ptr<void> graphs = graphs_->clear();
+  const nb::gil_scoped_release no_gil;  // they wait for their streams
+  graphs.reset();
 }
 
 std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
@@ -226,7 +276,54 @@ void python_target::end_lease(const binding& b, const nb::object& exception) con
            exception);
 }
 
-void python_target::run(plan& p, const dispatch::call& c, const std::vector<void*>* host) {
+// Captures the call and launches what was captured. False where that did not work: then nothing of
+// it has run nor will, and it is not tried again.
+bool python_target::captured(const std::shared_ptr<plan>& p, const dispatch::call& c) {
+  const status failed = [&]() -> status {
+    result<cuda::capture> recording = cuda::capture::begin(c.device.ordinal);
+    if (!recording.ok()) return recording.error();
+    dispatch::call on_capture = c;
+    on_capture.stream = recording.value().stream();
+    const std::shared_ptr<binding> b = make_binding(*p, on_capture, nullptr);
+    const current_call_scope scope(on_capture);
+    nb::object memory;
+    try {
+      memory = p->call_captured(*b, c.device.ordinal, on_capture.stream);
+    } catch (__cxxabiv1::__forced_unwind&) {
+      wait_for_the_end();
+    } catch (nb::python_error& raised) {
+      b->revoke();
+      // What interrupts the program is not about the capture.
+      if (!raised.matches(PyExc_Exception)) throw;
+      return {status_code::failed_precondition, nb::cast<std::string>(nb::str(raised.value()))};
+    }
+    try {
+      end_lease(*b, nb::none());
+    } catch (...) {
+      b->revoke();
+      throw;
+    }
+    auto made = recording.value().end(c.stream, captured_resources::keep(p, std::move(memory)));
+    if (!made.ok()) return made.error();
+    const std::shared_ptr<cuda::graph> graph = std::move(made.value());
+    if (status s = graph->launch(); !s.ok()) return s;
+    std::shared_ptr<void> gone = graphs_->keep(replay_key_of(c), graph);
+    const nb::gil_scoped_release no_gil;  // it waits for its stream
+    gone.reset();
+    return {};
+  }();
+  if (failed.ok()) return true;
+  if (graphs_->give_up()) on_not_captured_(nb::str(failed.message().c_str()));
+  return false;
+}
+
+void python_target::run(const std::shared_ptr<plan>& of, const dispatch::call& c,
+                        const std::vector<void*>* host) {
+  plan& p = *of;
+  if (graphs_ != nullptr && host == nullptr && c.device.platform == platform::cuda &&
+      graphs_->should_capture(replay_key_of(c)) && captured(of, c)) {
+    return;
+  }
   std::shared_ptr<binding> b;
   bool is_kept = true;
   if (const std::shared_ptr<binding>* found = p.bindings->find(key_of(c, host)); found != nullptr) {
@@ -254,12 +351,14 @@ void python_target::run(plan& p, const dispatch::call& c, const std::vector<void
 
   const current_call_scope scope(c);
   try {
-    p.call(*b, c.device.ordinal, c.stream);
+    if (capturable_ && cuda::is_capturing(c.stream)) {
+      // XLA captures: its graph lives at most as long as this target.
+      captured_memory_.append(p.call_captured(*b, c.device.ordinal, c.stream));
+    } else {
+      p.call(*b, c.device.ordinal, c.stream);
+    }
   } catch (__cxxabiv1::__forced_unwind&) {
-    // The interpreter ended before the function did, and Python (3.12, 3.13) ends this thread.
-    // Nothing of ours may run any more, not even a destructor, and XLA's frames cannot be unwound:
-    // the thread waits for the end of the process, as Python itself has it from 3.14 on.
-    for (;;) pause();
+    wait_for_the_end();
   } catch (nb::python_error& raised) {
     // An exception's frames hold views legitimately; on_held clears them.
     const nb::object exception = nb::borrow(raised.value());
@@ -286,7 +385,7 @@ status python_target::invoke_with_gil(const dispatch::call& c) {
   if (status s = check_in_place(c); !s.ok()) return s;
   const std::shared_ptr<plan> p = plan_for(c);
   if (!p->staged) {
-    run(*p, c, nullptr);
+    run(p, c, nullptr);
     return {};
   }
 
@@ -309,7 +408,7 @@ status python_target::invoke_with_gil(const dispatch::call& c) {
   std::vector<void*> host;
   host.reserve(offsets.size());
   for (const std::size_t offset : offsets) host.push_back(block.at(offset));
-  run(*p, c, &host);
+  run(p, c, &host);
   const nb::gil_scoped_release no_gil;
   for (std::size_t i = 0; i < c.results.size(); ++i) {
     if (status s = block.to_device(c.results[i].data, offsets[c.operands.size() + i],
@@ -328,6 +427,10 @@ status python_target::invoke(const dispatch::call& c) noexcept {
             "the Python interpreter is shutting down: a call that a program still had to make was "
             "not made. Wait for results (jax.block_until_ready) before the program ends."};
   }
+  if (graphs_ != nullptr && c.device.platform == platform::cuda) {
+    if (const auto graph = graphs_->find(replay_key_of(c)); graph != nullptr)
+      return graph->launch();
+  }
   const thread_gil gil;
   try {
     return invoke_with_gil(c);
@@ -344,101 +447,30 @@ status python_target::invoke(const dispatch::call& c) noexcept {
 }
 
 void bind_target(nb::module_& m) {
-  nb::class_<python_target>(m, "Target", "What a key stands for: calls Python.")
+  nb::class_<python_target>(m, "Target", nb::is_final(), "What a key stands for: calls Python.")
       .def(
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
-             std::vector<python_target::index_pair> in_place, std::size_t limit) {
+             nb::object on_not_captured, std::vector<python_target::index_pair> in_place,
+             std::size_t limit, bool replays, bool capturable) {
             new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
-                                     std::move(in_place), limit);
+                                     std::move(on_not_captured), std::move(in_place), limit,
+                                     replays, capturable);
           },
-          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("in_place"),
-          nb::arg("limit"),
-          nb::sig(
-              "def __init__(self, make_plan: collections.abc.Callable[..., Plan], on_error: "
-              "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
-              "None], in_place: collections.abc.Sequence[tuple[int, int]], limit: int) -> None"))
+          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("on_not_captured"),
+          nb::arg("in_place"), nb::arg("limit"), nb::arg("replays"), nb::arg("capturable"),
+          nb::sig("def __init__(self, make_plan: collections.abc.Callable[..., Plan], on_error: "
+                  "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
+                  "None], on_not_captured: collections.abc.Callable[[str], None], in_place: "
+                  "collections.abc.Sequence[tuple[int, int]], limit: int, replays: bool, "
+                  "capturable: bool) -> None"))
+      .def_prop_ro("replays", &python_target::replays, "How many of the calls replayed a graph.")
+      .def_prop_ro("captures", &python_target::captures, "How often a call was captured.")
       .def_prop_ro("hits", &python_target::hits,
                    "How many of the calls came with addresses that were known.")
       .def_prop_ro("kept", &python_target::kept, "How many lists of addresses are kept.")
       .def_prop_ro("calls", &python_target::calls, "How often XLA has called it.")
       .def("clear_plans", &python_target::clear_plans, "Forgets its plans; they are made anew.");
-
-  m.def(
-      "register",
-      [](std::int64_t key, std::shared_ptr<python_target> target) {
-        dispatch::process_registry().add(key, std::move(target));
-      },
-      nb::arg("key"), nb::arg("target"), "Counts one more user of the key.");
-  m.def(
-      "unregister",
-      [](std::int64_t key) {
-        if (const python_use use; use.granted()) dispatch::process_registry().remove(key);
-      },
-      nb::arg("key"), "Counts one user of the key less; the last one takes the target along.");
-  m.def(
-      "registered", [](std::int64_t key) { return dispatch::process_registry().contains(key); },
-      nb::arg("key"));
-  m.def("registry_size", [] { return dispatch::process_registry().size(); });
-  m.def(
-      "set_resolver",
-      [](nb::object resolve) {
-        // Never freed: XLA's threads may ask until the process ends.
-        auto* const kept = new nb::object(std::move(resolve));
-        dispatch::process_registry().set_resolver(
-            [kept](std::int64_t key,
-                   std::string_view spec) -> result<std::shared_ptr<dispatch::target>> {
-              const python_use use;
-              if (!use.granted()) {
-                return status(status_code::failed_precondition,
-                              "the Python interpreter is shutting down");
-              }
-              const thread_gil gil;
-              try {
-                const nb::object found = (*kept)(key, nb::str(spec.data(), spec.size()));
-                auto target = nb::cast<std::shared_ptr<python_target>>(found);
-                if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
-                return std::shared_ptr<dispatch::target>(std::move(target));
-              } catch (nb::python_error& raised) {
-                try {
-                  const nb::object text = nb::str(raised.value());
-                  return status(status_code::not_found, nb::cast<std::string>(text));
-                } catch (std::exception& second) {
-                  return status(status_code::not_found,
-                                std::string("the function was not found, and the error's text "
-                                            "cannot be read: ") +
-                                    second.what());
-                }
-              } catch (std::exception& e) {
-                return status(status_code::internal, e.what());
-              }
-            });
-      },
-      nb::arg("resolve"),
-      nb::sig("def set_resolver(resolve: collections.abc.Callable[[int, str], Target]) -> None"),
-      "Sets resolve(key, spec) -> Target, asked for keys that no one has registered.");
-  m.def(
-      "handlers",
-      [] {
-        const auto capsule = [](abi::xla_ffi::handler* h) {
-          return nb::capsule(reinterpret_cast<void*>(h), "xla._CUSTOM_CALL_TARGET");
-        };
-        nb::list out;
-        out.append(nb::make_tuple("jaxbridge.call", "cpu", capsule(&dispatch::call_cpu)));
-        out.append(nb::make_tuple("jaxbridge.call", "CUDA", capsule(&dispatch::call_cuda)));
-        out.append(
-            nb::make_tuple("jaxbridge.call_capturable", "cpu", capsule(&dispatch::call_cpu)));
-        out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
-                                  capsule(&dispatch::call_cuda_capturable)));
-        return out;
-      },
-      nb::sig("def handlers() -> list[tuple[str, str, typing.Any]]"),
-      "(target name, platform, capsule) of each handler.");
-  m.def(
-      "ffi_versions",
-      [] { return nb::make_tuple(dispatch::runtime_api_minor(), dispatch::answered_api_minor()); },
-      nb::sig("def ffi_versions() -> tuple[int, int]"),
-      "Minor FFI version of the runtime (-1: it did not say) and the one that we answered.");
 }
 
 }  // namespace jaxbridge::python

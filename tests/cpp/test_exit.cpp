@@ -49,9 +49,31 @@ TEST_F(exit_test, what_was_granted_before_is_waited_for) {
   other.join();
 }
 
+TEST_F(exit_test, a_child_of_fork_waits_for_nobody_elses_use) {
+  std::latch granted(1);
+  std::latch forked(1);
+  std::thread user([&] {
+    const python_use use;
+    granted.count_down();
+    forked.wait();
+  });
+  granted.wait();
+  // As in the child: the thread that goes on is this one.
+  after_fork_in_child();
+  EXPECT_TRUE(begin_exit());
+  forked.count_down();
+  user.join();
+}
+
+TEST_F(exit_test, a_child_of_fork_waits_for_its_own_use) {
+  const python_use use;
+  after_fork_in_child();
+  EXPECT_FALSE(begin_exit());
+}
+
 TEST_F(exit_test, patience_ends) {
   const python_use stuck;
-  begin_exit(std::chrono::milliseconds(5));
+  EXPECT_FALSE(begin_exit(std::chrono::milliseconds(5)));
   EXPECT_TRUE(exiting());
 }
 

@@ -74,7 +74,9 @@ TEST(LruCache, ManyKeysOfOneHashBucket) {
   for (std::uintptr_t i = 0; i < 3000; ++i) {
     const std::uintptr_t* const found = cache.find(words{i << 20, ~i});
     EXPECT_EQ(found != nullptr, i >= 2000);
-    if (found != nullptr) EXPECT_EQ(*found, i);
+    if (found != nullptr) {
+      EXPECT_EQ(*found, i);
+    }
   }
 }
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """framework="buffer": what NumPy and the buffer protocol make of a buffer on the CPU."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxbridge
+from jaxbridge import _core, _plan
 
 WITH_A_TEXT = [
     "bool",
@@ -117,3 +120,61 @@ def test_a_buffer_that_has_ended_is_no_array():
     for use in (np.asarray, memoryview, lambda b: b.pointer):
         with pytest.raises((ValueError, TypeError, BufferError), match="a call that has ended"):
             use(kept[0])
+
+
+# ---- the classes of the core, used directly ------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [_core.Buffer, _core.Target])
+def test_the_cores_classes_have_no_subclasses(bound):
+    with pytest.raises(TypeError):
+        type("Sub", (bound,), {})
+
+
+def test_a_buffer_that_no_call_made():
+    empty = _core.Buffer.__new__(_core.Buffer)
+    with pytest.raises(BufferError, match="not made by a call"):
+        memoryview(empty)
+    for use in (repr, np.asarray, lambda b: b.pointer, lambda b: b.__dlpack__(), lambda b: b.shape):
+        with pytest.raises(Exception, match=r".+"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            use(empty)
+
+
+def test_a_target_that_was_not_made():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for target in (None, _core.Target.__new__(_core.Target)):
+            with pytest.raises(TypeError):
+                _core.register(1, target)
+    assert not _core.registered(1)
+
+
+def test_the_end_of_a_plan_may_clear_the_plans():
+    f = jaxbridge.call(lambda v: v + 1, lambda v: v)
+    targets = []
+    ended = []
+
+    class End:
+        def __del__(self):
+            ended.append(self)
+            for target in targets:
+                target.clear_plans()
+
+    def target(*args, make=_core.Target):
+        targets.append(make(*args))
+        return targets[-1]
+
+    def finisher(*args, make=_plan._finisher):
+        end, finish = End(), make(*args)
+        return lambda *a: (end, finish(*a))[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "Target", target)
+        patch.setattr(_plan, "_finisher", finisher)
+        program = jax.jit(f)
+        for n in range(1, 70):  # more than are kept
+            assert program(jnp.zeros(n)).shape == (n,)
+        targets[0].clear_plans()
+    assert len(ended) == 69
+    assert program(jnp.zeros(3)).shape == (3,)

@@ -2,6 +2,7 @@
 """Each private need of `_compat.py`, run on every supported JAX: here a new JAX breaks first."""
 
 import functools
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -448,6 +449,14 @@ def test_refs_are_told_from_arrays(x):
         assert not _compat.is_concrete_ref(other)
 
 
+def test_a_ref_is_waited_for():
+    big = jnp.ones((1000, 1000))
+    y = big @ big @ big
+    ref = jax.new_ref(y)  # after y
+    _compat.wait_until_ready(ref)
+    assert y.is_ready()
+
+
 def run_apart(program, timeout=120):
     """Runs a program that could hang in a process of its own; returns what it prints."""
     head = "import time, jax, jax.numpy as jnp, numpy as np, jaxbridge\n"
@@ -520,6 +529,23 @@ def test_a_function_lives_as_long_as_a_run(collected):
     np.testing.assert_array_equal(y, [1, 2, 3, 4])
 
 
+def test_programs_are_waited_for_as_long_as_was_said():
+    go_on = threading.Event()
+
+    def wait(v):
+        assert go_on.wait(30)
+        return v
+
+    y = jax.jit(mapped(jaxbridge.call(wait, like), P("i"), P("i")))(jnp.arange(4.0))
+    deleted = jnp.arange(3.0)
+    deleted.delete()
+    _compat.wait_for_programs(seconds=0.01)
+    assert not y.is_ready()
+    go_on.set()
+    _compat.wait_for_programs(seconds=30)
+    assert y.is_ready()
+
+
 def test_a_function_ends_with_its_executables(x, collected):
     class Thing:
         pass
@@ -533,6 +559,16 @@ def test_a_function_ends_with_its_executables(x, collected):
     end = run()
     collected()
     assert end() is None
+
+
+def test_an_executable_with_an_anonymous_function_cannot_be_serialized(x):
+    from jax.experimental import serialize_executable
+
+    f = jaxbridge.call(lambda v: v + 1, like)
+    compiled = jax.jit(f).lower(x).compile()
+    with pytest.raises(pickle.PicklingError, match="anonymous function cannot be serialized"):
+        serialize_executable.serialize(compiled)
+    serialize_executable.serialize(jax.jit(jaxbridge.call(double, like)).lower(x).compile())
 
 
 def test_beside_callbacks_of_jax(x):
@@ -590,6 +626,27 @@ def test_platforms_of_this_process():
     here = {d.platform for d in jax.devices()}
     assert "cpu" in _compat.local_platforms()
     assert {"cuda" if p == "gpu" else p for p in here} <= _compat.local_platforms()
+
+
+def test_whole_arrays_of_a_lowering():
+    seen = []
+    devices = _compat.devices_of_whole_arrays
+
+    def look(ctx):
+        seen.append(devices(ctx))
+        return seen[-1]
+
+    log = jaxbridge.call(lambda v: None, ())
+    mesh = mesh_of(AxisType.Auto)
+    v = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("i")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compat, "devices_of_whole_arrays", look)
+        jax.jit(log)(jnp.arange(4.0))
+        assert seen == [1]
+        jax.jit(log)(v)
+        assert seen == [1, 2, 1]  # inside, each device is alone
+        jax.jit(mapped(lambda v: (log(v), v)[1], P("i"), P("i")))(v)
+        assert seen == [1, 2, 1, 1]
 
 
 # ---- dtypes --------------------------------------------------------------------------------------

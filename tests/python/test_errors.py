@@ -200,6 +200,41 @@ def test_eager_waits_for_operands_that_are_still_computed(results):
             f(slow(v))
 
 
+def test_eager_waits_for_refs_that_are_still_computed():
+    def fail(*_):
+        raise Stubborn(1, reason="of a Ref")
+
+    big = jnp.ones((1500, 1500))
+    ref = jax.new_ref(big @ big @ big)
+    other = jax.new_ref(jnp.zeros(4))
+    with pytest.raises(Stubborn):
+        jaxbridge.call(fail, ())(ref)
+    with pytest.raises(Stubborn):
+        jaxbridge.call(fail, ())(other, big @ big @ big)
+
+
+@pytest.mark.parametrize("value, option", [(np.nan, "jax_debug_nans"), (-np.inf, "jax_debug_infs")])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+@pytest.mark.parametrize("way", ["eager", "jit", "in a program", "disable_jit"])
+def test_debug_nans_and_infs(x, value, option, dtype, way):
+    f = jaxbridge.call(lambda v: np.full_like(v, value), like)
+    good = jaxbridge.call(
+        lambda v: (v + 1, np.int32(7)), lambda v: (v, jax.ShapeDtypeStruct((), jnp.int32))
+    )
+    program = {"jit": jax.jit(f), "in a program": jax.jit(lambda v: f(v + 1) * 2)}.get(way, f)
+    jax.config.update(option, True)
+    try:
+        with (
+            jax.disable_jit(way == "disable_jit"),
+            pytest.raises(FloatingPointError, match="nan" if np.isnan(value) else "inf"),
+        ):
+            jax.block_until_ready(program(x.astype(dtype)))
+        assert good(x)[1] == jax.jit(good)(x)[1] == 7
+    finally:
+        jax.config.update(option, False)
+    assert not np.isfinite(np.asarray(f(x))).any()
+
+
 def test_eager_with_ref(x):
     ref = jax.new_ref(x + 0)
 

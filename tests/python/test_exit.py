@@ -59,6 +59,25 @@ def test_a_program_that_still_runs():
     assert out == "end of program\n" and err == ""
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_program_that_still_computes(devices):
+    """It has not come to its call: that is refused, and no thread is in the program any more."""
+    out, err = run(
+        """
+        f = jaxbridge.call(np.negative, like)
+        big = jnp.ones((1500, 1500))
+        def program(v):
+            for _ in range(3):
+                v = v @ v * 1e-3
+            return f(v[:4, 0])
+        y = [jax.jit(program)(big) for _ in jax.devices()]
+        print("end of program", flush=True)
+        """,
+        devices=devices,
+    )
+    assert out == "end of program\n" and err == ""
+
+
 def test_a_logger_that_has_not_been_waited_for_runs():
     out, err = run("""
         def log(v):
@@ -102,6 +121,35 @@ def test_an_error_that_was_caught_is_not_reported_again():
             print("caught")
         """)
     assert out == "caught\n" * 3 and err == ""
+
+
+def test_a_pure_call_that_failed_is_not_reported():
+    """That of an anonymous function is an effect to JAX, which says so at exit."""
+    out, err = run("""
+        f = on_all_devices(jaxbridge.call(lambda v: 1 / 0, like))
+        try:
+            jax.block_until_ready(f(x))
+        except jax.errors.JaxRuntimeError:
+            print("caught")
+        y = f(x)
+        """)
+    assert out == "caught\n" and err == ""
+
+
+def test_an_effect_whose_exception_was_raised_is_not_reported():
+    out, err = run("""
+        def log(v):
+            raise ValueError("seen")
+        log = jaxbridge.call(log, ())
+        f = jax.jit(lambda v: (log(v), v + 1)[1])
+        spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("i")))
+        try:
+            with jaxbridge.reraise():
+                jax.block_until_ready(f(spread))
+        except ValueError:
+            print("caught")
+        """)
+    assert out == "caught\n" and err == ""
 
 
 # The function runs on XLA's threads when the main thread ends. (Not on a daemon thread of Python: JAX
@@ -256,6 +304,57 @@ def test_an_uncaught_interrupt_of_a_function():
         status=-2,
     )
     assert out == "cleaned up\n"
+
+
+# JAX itself does not survive the end of a forked child: the child leaves after our function of atexit.
+FORK = """
+import warnings
+warnings.simplefilter("ignore")  # of JAX and Python: about threads and fork
+
+parent = os.getpid()
+
+@atexit.register
+def leave():
+    if os.getpid() != parent:
+        os._exit(3 if jaxbridge._core.begin_exit() else 4)
+
+def end_of_child():
+    if child := os.fork():
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        sys.exit()
+"""
+
+
+def test_a_child_forked_after_a_call():
+    out, err = run(
+        FORK
+        + inspect.cleandoc("""
+        jaxbridge.call(np.negative, spec)(x)
+        end_of_child()
+        """)
+    )
+    assert out == "child 3\n" and err == ""
+
+
+@pytest.mark.parametrize("how", ["result", "side effect"])
+def test_a_child_forked_during_a_call(how):
+    out, err = run(
+        FORK
+        + inspect.cleandoc(f"""
+        go_on = threading.Event()
+        def fn(v):
+            started.set()
+            go_on.wait()
+            return v + 1
+        y = on_all_devices(jaxbridge.call(fn, like, has_side_effect={how == "side effect"}))(x)
+        started.wait()
+        end_of_child()
+        go_on.set()
+        print(float(y[0]))
+        """)
+    )
+    assert out == "child 3\n2.0\n" and err == ""
 
 
 def test_import_alone():

@@ -715,6 +715,7 @@ def test_every_option_changes_the_key_or_the_comparison(x):
         "framework": ["numpy", "buffer", {"cpu": "numpy", "cuda": "numpy"}],
         "out": ["out", "output", 0, -1],
         "inout": [{0: 0}],
+        "graph": ["replay", "xla"],
         "elementwise": [True],
         "vmap_method": ["sequential", "sequential_unrolled", "expand_dims", "broadcast_all"],
         "has_side_effect": [True],

@@ -78,6 +78,15 @@ class Adapter(Protocol):
     def scope(self, platform: str, ordinal: int, stream: int) -> Scope | None:
         """Makes device and stream current for this thread; None where there is nothing to do."""
 
+    def capture_scope(self, ordinal: int, stream: int) -> tuple[Scope, Any]:
+        """The scope of a call on CUDA that is captured, and the memory that is allocated in it.
+
+        Nobody else gets that memory as long as it is kept.
+
+        Raises:
+            NotImplementedError: the framework's work can't be captured; says why.
+        """
+
     def signature(self, value: Any) -> Signature | None:
         """Shape and dtype of an array of this framework, None for anything else.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core's buffer itself, for functions that work with pointers or with DLPack."""
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from jaxbridge import _core
 
 if TYPE_CHECKING:
-    from . import Signature
+    from . import Scope, Signature
 
 _interfaces = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
@@ -42,6 +43,10 @@ class BufferAdapter:
 
     def scope(self, platform: str, ordinal: int, stream: int) -> None:
         return None
+
+    def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
+        # Whoever allocates from a pointer's point of view does it outside a call.
+        return contextlib.nullcontext(), None
 
     def signature(self, value: Any) -> "Signature | None":
         if isinstance(value, _core.Buffer):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from jaxbridge import _core
+
 from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
 
 if TYPE_CHECKING:
-    from jaxbridge import _core
-
     from . import Scope, Signature, Viewer
 
 _ndarray = cupy.ndarray
@@ -20,6 +20,7 @@ _MemoryPointer = cupy.cuda.MemoryPointer
 _UnownedMemory = cupy.cuda.UnownedMemory
 _get_device = cupy.cuda.runtime.getDevice
 _set_device = cupy.cuda.runtime.setDevice
+_relaxed = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _current_stream = cupy.cuda.get_current_stream
 
 # CuPy 14 knows ml_dtypes' bfloat16, where NumPy is new enough for it.
@@ -91,6 +92,39 @@ class _Scope:
                 _set_device(self._device_before)
 
 
+class _CaptureScope(_Scope):
+    """Allocations come from a pool of the graph's own."""
+
+    __slots__ = ("_allocator", "pool")
+
+    def __init__(self, ordinal: int, stream: Any) -> None:
+        super().__init__(ordinal, stream)
+        self.pool = cupy.cuda.MemoryPool()
+        self._allocator = cupy.cuda.using_allocator(self._allocate)
+
+    def _allocate(self, nbytes: int) -> Any:
+        # The pool may have to ask the device, which a capture forbids its thread otherwise.
+        before = _core.exchange_capture_mode(_relaxed)
+        try:
+            return self.pool.malloc(nbytes)
+        finally:
+            _core.exchange_capture_mode(before)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        try:
+            self._allocator.__enter__()
+        except BaseException:
+            super().__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._allocator.__exit__(None, None, None)
+        finally:
+            super().__exit__(*exc)
+
+
 class CupyAdapter:
     """Arrays on CUDA. CuPy has no read-only arrays."""
 
@@ -128,6 +162,10 @@ class CupyAdapter:
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         return _Scope(ordinal, _streams[ordinal, stream])
+
+    def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
+        scope = _CaptureScope(ordinal, _streams[ordinal, stream])
+        return scope, scope.pool
 
     def signature(self, value: Any) -> "Signature | None":
         if isinstance(value, _ndarray) or is_host_scalar(value):

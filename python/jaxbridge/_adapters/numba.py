@@ -116,6 +116,8 @@ class NumbaAdapter(NumpyAdapter):
         return view
 
     def view(self, buffer: "_core.Buffer") -> Any:
+        if buffer.platform == "cpu":
+            return super().view(buffer)
         viewer: Any = self.viewer(buffer.dtype, buffer.shape, buffer.platform)
         return viewer(buffer)
 
@@ -124,6 +126,12 @@ class NumbaAdapter(NumpyAdapter):
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":  # type: ignore[override]
         return _Scope(ordinal, stream, _cuda())
+
+    def capture_scope(self, ordinal: int, stream: int) -> Any:
+        # Work on Numba's default stream would run at once, and be missing in the graph.
+        raise NotImplementedError(
+            "Numba has no current stream, and its default one can't be captured"
+        )
 
     def signature(self, value: Any) -> "Signature | None":
         if getattr(value, "__cuda_ndarray__", False):

@@ -47,6 +47,9 @@ class NumpyAdapter:
     def scope(self, platform: str, ordinal: int, stream: int) -> None:
         return None
 
+    def capture_scope(self, ordinal: int, stream: int) -> Any:
+        raise NotImplementedError(f"{self.name} has no work on CUDA that could be captured")
+
     def signature(self, value: Any) -> "Signature | None":
         if isinstance(value, _arrays):
             return value.shape, value.dtype

@@ -99,6 +99,31 @@ class _Scope:
             torch.cuda.set_device(self._device_before)
 
 
+class _CaptureScope(_Scope):
+    """Allocations come from a pool of the graph's own."""
+
+    __slots__ = ("_allocator", "pool")
+
+    def __init__(self, ordinal: int, stream: Any) -> None:
+        super().__init__(ordinal, stream)
+        self.pool = torch.cuda.MemPool()
+        self._allocator = torch.cuda.use_mem_pool(self.pool, ordinal)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        try:
+            self._allocator.__enter__()
+        except BaseException:
+            super().__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._allocator.__exit__(None, None, None)
+        finally:
+            super().__exit__(*exc)
+
+
 class TorchAdapter:
     """Tensors. Torch has no read-only ones: the version of an input tells whether it was written.
 
@@ -136,6 +161,12 @@ class TorchAdapter:
 
     def scope(self, platform: str, ordinal: int, stream: int) -> "Scope":
         return _Scope(ordinal, _streams[ordinal, stream])
+
+    def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
+        if not hasattr(torch.cuda, "MemPool"):
+            raise NotImplementedError(f"torch {torch.__version__} has no torch.cuda.MemPool")
+        scope = _CaptureScope(ordinal, _streams[ordinal, stream])
+        return scope, scope.pool
 
     def signature(self, value: Any) -> "Signature | None":
         if not isinstance(value, _Tensor):

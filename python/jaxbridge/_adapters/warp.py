@@ -254,6 +254,9 @@ class WarpAdapter:
             return _Scope(_device("cpu"), None)
         return _Scope(_device(f"cuda:{ordinal}"), _streams[ordinal, stream])
 
+    def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
+        raise NotImplementedError("Warp's work is captured by a later version of jaxbridge")
+
     def signature(self, value: Any) -> "Signature | None":
         if not isinstance(value, (_array, wp.indexedarray)):
             return (value.shape, value.dtype) if is_host_scalar(value) else None

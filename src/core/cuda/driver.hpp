@@ -28,9 +28,20 @@ namespace jaxbridge::cuda {
   X(cuCtxPopCurrent, 12000, (CUcontext * context))                                              \
   X(cuCtxGetDevice, 12000, (CUdevice * device))                                                 \
   X(cuCtxSynchronize, 12000, ())                                                                \
+  X(cuStreamCreate, 12000, (CUstream * stream, unsigned int flags))                             \
+  X(cuStreamDestroy, 12000, (CUstream stream))                                                  \
   X(cuStreamSynchronize, 12000, (CUstream stream))                                              \
   X(cuStreamWaitEvent, 12000, (CUstream stream, CUevent event, unsigned int flags))             \
   X(cuStreamIsCapturing, 12000, (CUstream stream, CUstreamCaptureStatus * status))              \
+  X(cuStreamBeginCapture, 12000, (CUstream stream, CUstreamCaptureMode mode))                   \
+  X(cuThreadExchangeStreamCaptureMode, 12000, (CUstreamCaptureMode * mode))                     \
+  X(cuStreamEndCapture, 12000, (CUstream stream, CUgraph * graph))                              \
+  X(cuGraphGetNodes, 12000, (CUgraph graph, CUgraphNode * nodes, std::size_t * count))          \
+  X(cuGraphInstantiate, 12000,                                                                  \
+    (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                        \
+  X(cuGraphLaunch, 12000, (CUgraphExec executable, CUstream stream))                            \
+  X(cuGraphExecDestroy, 12000, (CUgraphExec executable))                                        \
+  X(cuGraphDestroy, 12000, (CUgraph graph))                                                     \
   X(cuStreamQuery, 12000, (CUstream stream))                                                    \
   X(cuStreamGetCtx, 12000, (CUstream stream, CUcontext * context))                              \
   X(cuEventCreate, 12000, (CUevent * event, unsigned int flags))                                \

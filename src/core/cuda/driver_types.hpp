@@ -20,6 +20,9 @@ using CUdeviceptr =
 using CUcontext = struct CUctx_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphNode = struct CUgraphNode_st*;
+using CUgraphExec = struct CUgraphExec_st*;
 
 static_assert(sizeof(CUdeviceptr) == 8);
 
@@ -62,6 +65,12 @@ enum CUstreamCaptureStatus : int {
   CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
 };
 
+enum CUstreamCaptureMode : int {
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+  CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
 enum CUpointer_attribute : int {
   CU_POINTER_ATTRIBUTE_CONTEXT = 1,
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -78,6 +87,7 @@ enum CUmemorytype : unsigned int {
 
 inline constexpr unsigned int CU_EVENT_DISABLE_TIMING = 2;
 inline constexpr unsigned int CU_MEMHOSTALLOC_PORTABLE = 1;
+inline constexpr unsigned int CU_STREAM_NON_BLOCKING = 1;
 
 /// The handles that mean a default stream of the current context; null means the legacy one too.
 inline constexpr std::uintptr_t CU_STREAM_LEGACY = 1;

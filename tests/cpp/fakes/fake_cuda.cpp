@@ -37,7 +37,16 @@ struct capture {
   bool active = true;
   bool invalid = false;
   std::size_t pieces = 0;
+  std::vector<work> recorded;
   std::set<CUstream> unjoined;
+};
+
+struct CUgraph_st {
+  std::vector<work> nodes;
+};
+
+struct CUgraphExec_st {
+  std::vector<work> nodes;
 };
 
 struct CUstream_st {
@@ -106,7 +115,10 @@ struct world {
   std::vector<std::unique_ptr<CUctx_st>> foreign;
   std::vector<std::unique_ptr<CUstream_st>> streams;
   std::map<CUevent, std::unique_ptr<CUevent_st>> events;
+  std::map<CUgraph, std::unique_ptr<CUgraph_st>> graphs;
+  std::map<CUgraphExec, std::unique_ptr<CUgraphExec_st>> executables;
   std::map<void*, std::size_t> host_blocks;
+  std::size_t created = 0;  // streams, by the code under test
   std::vector<std::shared_ptr<capture>> captures;
   std::vector<declared_memory> declared;
 };
@@ -295,6 +307,7 @@ CUresult enqueue(CUstream s, work w) {
   if (s->capture != nullptr) {
     if (s->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     ++s->capture->pieces;
+    if (w.kind != nullptr) s->capture->recorded.push_back(std::move(w));
     ++s->captured;
     if (s != s->capture->origin) s->capture->unjoined.insert(s);
     return CUDA_SUCCESS;
@@ -542,6 +555,116 @@ CUresult fake_stream_wait_event(CUstream handle, CUevent e, unsigned int flags) 
   });
 }
 
+CUresult capture_begins(CUstream stream, fake_cuda::capture_mode mode) {
+  CUstream s = nullptr;
+  if (const CUresult code = resolve(stream, s); code != CUDA_SUCCESS) return code;
+  if (s == &s->context->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (s->capture != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  s->capture = std::make_shared<capture>();
+  s->capture->owner = std::this_thread::get_id();
+  s->capture->mode = mode;
+  s->capture->origin = s;
+  s->captured = 0;
+  now->captures.push_back(s->capture);
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_ends(CUstream stream, std::shared_ptr<capture>& ended) {
+  CUstream s = nullptr;
+  if (const CUresult code = resolve(stream, s); code != CUDA_SUCCESS) return code;
+  const std::shared_ptr<capture> c = s->capture;
+  if (c == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
+  if (c->origin != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  // Ends the capture all the same.
+  const bool stranger =
+      c->mode == fake_cuda::capture_mode::thread_local_ && c->owner != std::this_thread::get_id();
+  c->active = false;
+  for (const auto& other : now->streams) {
+    if (other->capture == c) other->capture = nullptr;
+  }
+  s->capture = nullptr;
+  if (stranger) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  if (c->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (!c->unjoined.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+  ended = c;
+  return CUDA_SUCCESS;
+}
+
+CUresult fake_stream_begin_capture(CUstream handle, CUstreamCaptureMode mode) {
+  return entry(
+      "cuStreamBeginCapture", {word(handle), word(static_cast<int>(mode))}, true,
+      [&](locked&) { return capture_begins(handle, static_cast<fake_cuda::capture_mode>(mode)); });
+}
+
+CUresult fake_exchange_capture_mode(CUstreamCaptureMode* mode) {
+  return entry("cuThreadExchangeStreamCaptureMode", {word(static_cast<int>(*mode))}, true,
+               [&](locked&) {
+                 thread_local CUstreamCaptureMode mine = CU_STREAM_CAPTURE_MODE_GLOBAL;
+                 std::swap(mine, *mode);
+                 return CUDA_SUCCESS;
+               });
+}
+
+CUresult fake_stream_end_capture(CUstream handle, CUgraph* graph) {
+  return entry("cuStreamEndCapture", {word(handle)}, true, [&](locked&) {
+    *graph = nullptr;
+    std::shared_ptr<capture> ended;
+    const CUresult code = capture_ends(handle, ended);
+    if (code != CUDA_SUCCESS) return code;
+    auto made = std::make_unique<CUgraph_st>();
+    made->nodes = ended->recorded;
+    *graph = made.get();
+    now->graphs.emplace(*graph, std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_graph_get_nodes(CUgraph graph, CUgraphNode* nodes, std::size_t* count) {
+  return entry("cuGraphGetNodes", {word(graph)}, true, [&](locked&) {
+    const auto found = now->graphs.find(graph);
+    if (found == now->graphs.end() || nodes != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *count = found->second->nodes.size();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_graph_instantiate(CUgraphExec* executable, CUgraph graph, unsigned long long flags) {
+  return entry("cuGraphInstantiate", {word(graph), flags}, true, [&](locked&) {
+    const auto found = now->graphs.find(graph);
+    if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
+    auto made = std::make_unique<CUgraphExec_st>();
+    made->nodes = found->second->nodes;
+    *executable = made.get();
+    now->executables.emplace(*executable, std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_graph_launch(CUgraphExec executable, CUstream handle) {
+  return entry("cuGraphLaunch", {word(executable), word(handle)}, true, [&](locked&) {
+    CUstream s = nullptr;
+    if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
+    const auto found = now->executables.find(executable);
+    if (found == now->executables.end()) return CUDA_ERROR_INVALID_VALUE;
+    for (const work& w : found->second->nodes) {
+      if (const CUresult code = enqueue(s, w); code != CUDA_SUCCESS) return code;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_graph_exec_destroy(CUgraphExec executable) {
+  return entry("cuGraphExecDestroy", {word(executable)}, true, [&](locked&) {
+    return now->executables.erase(executable) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult fake_graph_destroy(CUgraph graph) {
+  return entry("cuGraphDestroy", {word(graph)}, true, [&](locked&) {
+    return now->graphs.erase(graph) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
 CUresult fake_stream_is_capturing(CUstream handle, CUstreamCaptureStatus* state) {
   return entry("cuStreamIsCapturing", {word(handle)}, true, [&](locked&) {
     CUstream s = nullptr;
@@ -550,6 +673,30 @@ CUresult fake_stream_is_capturing(CUstream handle, CUstreamCaptureStatus* state)
     *state = s->capture == nullptr  ? CU_STREAM_CAPTURE_STATUS_NONE
              : !s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                     : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_stream_create(CUstream* stream, unsigned int flags) {
+  return entry("cuStreamCreate", {flags}, true, [&](locked&) {
+    if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    auto made = std::make_unique<CUstream_st>();
+    made->context = current();
+    made->blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
+    *stream = made.get();
+    now->streams.push_back(std::move(made));
+    ++now->created;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_stream_destroy(CUstream handle) {
+  return entry("cuStreamDestroy", {word(handle)}, true, [&](locked&) {
+    CUstream s = nullptr;
+    if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
+    const auto is = [s](const auto& p) { return p.get() == s; };
+    now->streams.erase(std::find_if(now->streams.begin(), now->streams.end(), is));
+    --now->created;
     return CUDA_SUCCESS;
   });
 }
@@ -800,8 +947,18 @@ const std::map<std::string, void*>& symbols() {
       {"cuCtxPopCurrent", address(&fake_pop)},
       {"cuCtxGetDevice", address(&fake_get_device)},
       {"cuCtxSynchronize", address(&fake_ctx_synchronize)},
+      {"cuStreamCreate", address(&fake_stream_create)},
+      {"cuStreamDestroy", address(&fake_stream_destroy)},
       {"cuStreamSynchronize", address(&fake_stream_synchronize)},
       {"cuStreamWaitEvent", address(&fake_stream_wait_event)},
+      {"cuStreamBeginCapture", address(&fake_stream_begin_capture)},
+      {"cuThreadExchangeStreamCaptureMode", address(&fake_exchange_capture_mode)},
+      {"cuStreamEndCapture", address(&fake_stream_end_capture)},
+      {"cuGraphGetNodes", address(&fake_graph_get_nodes)},
+      {"cuGraphInstantiate", address(&fake_graph_instantiate)},
+      {"cuGraphLaunch", address(&fake_graph_launch)},
+      {"cuGraphExecDestroy", address(&fake_graph_exec_destroy)},
+      {"cuGraphDestroy", address(&fake_graph_destroy)},
       {"cuStreamIsCapturing", address(&fake_stream_is_capturing)},
       {"cuStreamQuery", address(&fake_stream_query)},
       {"cuStreamGetCtx", address(&fake_stream_get_ctx)},
@@ -882,39 +1039,15 @@ void hold_stream(CUstream stream, hold how) {
 
 CUresult begin_capture(CUstream stream, fake_cuda::capture_mode mode) {
   const std::lock_guard<std::mutex> hold_lock(lock);
-  CUstream s = nullptr;
-  if (const CUresult code = resolve(stream, s); code != CUDA_SUCCESS) return code;
-  if (s == &s->context->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (s->capture != nullptr) return CUDA_ERROR_INVALID_VALUE;
-  s->capture = std::make_shared<capture>();
-  s->capture->owner = std::this_thread::get_id();
-  s->capture->mode = mode;
-  s->capture->origin = s;
-  s->captured = 0;
-  now->captures.push_back(s->capture);
-  return CUDA_SUCCESS;
+  return capture_begins(stream, mode);
 }
 
 CUresult end_capture(CUstream stream, std::size_t* pieces) {
   const std::lock_guard<std::mutex> hold_lock(lock);
-  CUstream s = nullptr;
-  if (const CUresult code = resolve(stream, s); code != CUDA_SUCCESS) return code;
-  const std::shared_ptr<capture> c = s->capture;
-  if (c == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
-  if (c->origin != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  // Ends the capture all the same.
-  const bool stranger =
-      c->mode == fake_cuda::capture_mode::thread_local_ && c->owner != std::this_thread::get_id();
-  c->active = false;
-  for (const auto& other : now->streams) {
-    if (other->capture == c) other->capture = nullptr;
-  }
-  s->capture = nullptr;
-  if (stranger) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-  if (c->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (!c->unjoined.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-  if (pieces != nullptr) *pieces = c->pieces;
-  return CUDA_SUCCESS;
+  std::shared_ptr<capture> ended;
+  const CUresult code = capture_ends(stream, ended);
+  if (code == CUDA_SUCCESS && pieces != nullptr) *pieces = ended->pieces;
+  return code;
 }
 
 const fake_cuda::control the_control = {
@@ -1017,6 +1150,10 @@ const fake_cuda::control the_control = {
           fake_cuda::live_objects sum{};
           sum.events = now->events.size();
           sum.host_blocks = now->host_blocks.size();
+          sum.streams = now->created;
+          sum.graphs = now->graphs.size();
+          sum.executables = now->executables.size();
+          for (const auto& c : now->captures) sum.captures += c->active ? 1 : 0;
           for (const auto& [memory, bytes] : now->host_blocks) sum.host_bytes += bytes;
           sum.context_depth = contexts().size();
           for (const auto& c : now->primaries) sum.retained += c->retains;

@@ -50,6 +50,10 @@ struct live_objects {
   std::size_t host_bytes;
   std::size_t context_depth;  ///< Of the calling thread's context stack.
   std::size_t retained;       ///< References to primary contexts.
+  std::size_t streams;        ///< Made by cuStreamCreate.
+  std::size_t graphs;
+  std::size_t executables;
+  std::size_t captures;  ///< In progress.
 };
 
 enum class hold : int {

@@ -12,6 +12,7 @@
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/cuda/event.hpp"
+#include "core/cuda/graph.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/exit.hpp"
 #include "fake_cuda.hpp"
@@ -33,6 +34,10 @@ class cuda_test : public testing::Test {
     EXPECT_EQ(left.host_blocks, 0u);
     EXPECT_EQ(left.retained, 0u);
     EXPECT_EQ(left.context_depth, 0u);
+    EXPECT_EQ(left.streams, 0u);
+    EXPECT_EQ(left.graphs, 0u);
+    EXPECT_EQ(left.executables, 0u);
+    EXPECT_EQ(left.captures, 0u);
     jaxbridge::cuda::driver::reset_for_testing();
   }
 
@@ -45,6 +50,7 @@ class cuda_test : public testing::Test {
       EXPECT_TRUE(s.ok()) << s.message();
     }
     jaxbridge::cuda::trim_events();
+    jaxbridge::cuda::trim_capture_streams();
     jaxbridge::cuda::release_primary_contexts_for_testing();
   }
 

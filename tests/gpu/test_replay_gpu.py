@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""graph= on a real device: values, what is captured, what falls back, what ends when."""
+
+import gc
+import threading
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbridge
+from jaxbridge import _config, errors
+
+N = 1 << 12
+FRAMEWORKS = ["cupy", "torch"]
+
+
+def like(x, *rest, **kw):
+    return x
+
+
+@pytest.fixture
+def x():
+    return jnp.arange(N, dtype=jnp.float32) / N
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def xp(request, needs):
+    needs(request.param)
+    return pytest.importorskip(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_warned():
+    """A fall-back is a warning: where none is expected it is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def made(xp, fn, spec=like, **options):
+    apart = []  # Functions of equal content would share what other tests have left
+
+    def own(*args, **kwargs):
+        return (apart, fn(*args, **kwargs))[1]
+
+    return jaxbridge.call(own, spec, framework=xp.__name__, graph="replay", **options)
+
+
+def looped(f, n):
+    return jax.jit(lambda v: jax.lax.fori_loop(0, n, lambda i, c: f(c), v))
+
+
+def unrolled(f, n):
+    def run(v):
+        for _ in range(n):
+            v = f(v)
+        return v
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("how", [looped, unrolled])
+def test_values_and_counts(x, xp, how):
+    f = made(xp, lambda v, out: xp.add(v, 1, out=out), out="out")
+    program = how(f, 50)
+    for k in range(4):
+        np.testing.assert_allclose(program(x + k), np.asarray(x) + k + 50, rtol=1e-6)
+    stats = f.stats()
+    assert stats["calls"] == 200 and stats["captures"] >= 1
+    assert stats["replays"] >= (140 if how is looped else 40)
+
+
+def test_temporaries_are_the_graphs_own(x, xp):
+    """Right for every input, while others allocate and free."""
+
+    def fn(v, out):
+        out[...] = xp.sin(v) * 2 + xp.cos(v) * xp.exp(-v)
+
+    f = made(xp, fn, out="out")
+    program = jax.jit(f)
+    others = []
+    for k in range(30):
+        v = x + k
+        want = np.sin(v) * 2 + np.cos(v) * np.exp(-v)
+        np.testing.assert_allclose(program(v), want, rtol=2e-5, atol=1e-5)
+        if xp.__name__ == "cupy":
+            others.append(xp.full(N, 7, dtype="float32"))
+        else:
+            others.append(xp.full((N,), 7.0, device="cuda"))
+        del others[:-3]
+    assert all(float(o.sum()) == 7 * N for o in others)
+    assert f.stats()["replays"] > 10
+
+
+def test_results_that_are_returned(x, xp):
+    f = made(xp, lambda v: (v + 1, (v * 2).sum()), lambda v: (v, jax.ShapeDtypeStruct((), v.dtype)))
+    program = jax.jit(f)
+    for k in range(10):
+        a, b = program(x + k)
+        np.testing.assert_allclose(a, np.asarray(x) + k + 1, rtol=1e-6)
+        np.testing.assert_allclose(b, 2 * np.sum(np.asarray(x, np.float64) + k), rtol=1e-4)
+    assert f.stats()["captures"] >= 1 and f.stats()["replays"] >= 2
+
+
+def test_in_place(x, xp):
+    def fn(v):
+        v += 1
+
+    f = made(xp, fn, inout={0: 0})
+    np.testing.assert_allclose(looped(f, 30)(x), np.asarray(x) + 30, rtol=1e-6)
+    g = made(xp, fn, ())
+    ref = jax.new_ref(x + 0)
+    step = jax.jit(lambda r: [g(r) for _ in range(5)] and None)
+    for _ in range(6):
+        step(ref)
+    np.testing.assert_allclose(ref[...], np.asarray(x) + 30, rtol=1e-6)
+    assert f.stats()["replays"] > 20 and g.stats()["replays"] > 10
+
+
+def host_read(xp):
+    def fn(v, out):
+        out[...] = v + float(v[0])
+
+    return fn, lambda v: v + v[0]
+
+
+def synchronizes(xp):
+    def fn(v, out):
+        xp.add(v, 1, out=out)
+        (xp.cuda.runtime.deviceSynchronize if xp.__name__ == "cupy" else xp.cuda.synchronize)()
+
+    return fn, lambda v: v + 1
+
+
+def on_a_stream_of_its_own(xp):
+    stream = xp.cuda.Stream(non_blocking=True) if xp.__name__ == "cupy" else xp.cuda.Stream()
+
+    def fn(v, out):
+        with stream if xp.__name__ == "cupy" else xp.cuda.stream(stream):
+            xp.add(v, 1, out=out)
+        stream.synchronize()
+
+    return fn, lambda v: v + 1
+
+
+def refuses(xp):
+    def fn(v, out):
+        xp.add(v, 1, out=out)
+        if jaxbridge.current().capturing:
+            raise ValueError("not under a capture")
+
+    return fn, lambda v: v + 1
+
+
+@pytest.mark.parametrize("make", [host_read, synchronizes, on_a_stream_of_its_own, refuses])
+def test_what_cannot_be_captured(x, xp, make):
+    """It is done by a normal run; one warning says why; the stream and the framework go on."""
+    fn, want = make(xp)
+    f = made(xp, fn, out="out", name=f"{xp.__name__}.{make.__name__}")
+    program = jax.jit(f)
+
+    def eight():
+        for k in range(8):
+            v = np.asarray(x) + k
+            np.testing.assert_allclose(program(x + k), want(v), rtol=1e-6)
+
+    with pytest.warns(RuntimeWarning, match=f"{make.__name__}.*could not be captured") as warned:
+        eight()
+    assert len(warned) == 1
+    assert f.stats()["calls"] == 8 and f.stats()["replays"] == 0
+    other = made(xp, lambda v, out: xp.add(v, 2, out=out), out="out")
+    np.testing.assert_allclose(looped(other, 20)(x), np.asarray(x) + 40, rtol=1e-5)
+    assert other.stats()["replays"] > 10
+
+
+def test_an_exception_in_every_run(x, xp):
+    def fn(v, out):
+        xp.add(v, 1, out=out)
+        if failing:
+            raise KeyError("on purpose")
+
+    f = made(xp, fn, out="out")
+    failing = True
+    for _ in range(3):
+        with pytest.raises(KeyError, match="on purpose"):
+            f(x)
+    failing = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        np.testing.assert_allclose(looped(f, 10)(x), np.asarray(x) + 10, rtol=1e-6)
+
+
+def test_a_view_that_was_kept(x, xp):
+    kept = []
+
+    def fn(v, out):
+        xp.add(v, 1, out=out)
+        kept.append(v[1:])
+
+    f = made(xp, fn, out="out")
+    for _ in range(3):
+        with pytest.raises(errors.ViewKeptError):
+            f(x)
+
+
+def test_what_python_decides_is_frozen(x, xp):
+    """Documented: the capture has the value that was there then."""
+    f = made(xp, lambda v, out: xp.add(v, k, out=out), out="out")
+    program = jax.jit(f).lower(x).compile()
+    k = 1
+    for _ in range(10):
+        np.testing.assert_allclose(program(x), np.asarray(x) + 1, rtol=1e-6)
+    assert f.stats()["replays"] > 3
+    f.clear()
+    k = 5
+    np.testing.assert_allclose(program(x), np.asarray(x) + 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [0, 2, 256])
+def test_many_lists_of_addresses(x, xp, monkeypatch, limit):
+    monkeypatch.setattr(_config, "cache_limit", limit)
+    f = made(xp, lambda v, out: xp.add(v, 1, out=out), out="out")
+    program = jax.jit(f)
+    inputs = [x + i for i in range(20)]
+    for _ in range(6):
+        outs = [program(v) for v in inputs]  # all alive
+        for i, out in enumerate(outs):
+            np.testing.assert_allclose(out, np.asarray(x) + i + 1, rtol=1e-6)
+    stats = f.stats()
+    assert stats["calls"] == 120
+    assert (stats["captures"] > 0) == (limit > 0)
+
+
+def test_clear_and_the_end_of_a_function(x, xp):
+    class Step:
+        def __call__(self, v, out):
+            xp.add(v, 1, out=out)
+
+    fn = Step()
+    ref = weakref.ref(fn)
+    f = made(xp, fn, out="out")
+    program = looped(f, 20)
+    np.testing.assert_allclose(program(x), np.asarray(x) + 20, rtol=1e-6)
+    before = f.stats()["captures"]
+    f.clear()
+    np.testing.assert_allclose(program(x), np.asarray(x) + 20, rtol=1e-6)
+    assert f.stats()["captures"] > before
+    del f, fn, program
+    jax.clear_caches()
+    gc.collect()
+    assert ref() is None
+
+
+def test_threads(x, xp):
+    f = made(xp, lambda v, out: xp.add(v, 1, out=out), out="out")
+    program = looped(f, 40)
+    results = {}
+
+    def work(k):
+        for _ in range(5):
+            results[k] = np.asarray(program(x + k))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join(120) for t in threads]
+    for k in range(4):
+        np.testing.assert_allclose(results[k], np.asarray(x) + k + 40, rtol=1e-6)
+    assert f.stats()["calls"] == 4 * 5 * 40
+
+
+def test_order_with_slow_work_before_and_after(xp):
+    """A replay is in XLA's order: it reads what a long computation before it gives."""
+    n = 2048
+    m = jnp.eye(n, dtype=jnp.float32) * 0.5
+
+    def slow(v):
+        return jax.lax.fori_loop(0, 30, lambda i, c: (c @ m) * 2, v)
+
+    f = made(xp, lambda v, out: xp.add(v, 1, out=out), out="out")
+    program = jax.jit(lambda v: slow(f(slow(v))))
+    v = jnp.ones((n, n), jnp.float32)
+    for k in range(6):
+        np.testing.assert_allclose(program(v * k)[::97, ::97], k + 1, rtol=1e-5)
+    assert f.stats()["replays"] >= 2
+
+
+def test_cublas(x, needs):
+    needs("cupy")
+    import cupy
+
+    f = jaxbridge.call(
+        lambda a, b, out: cupy.matmul(a, b, out=out), like, out="out", graph="replay"
+    )
+    rng = np.random.default_rng(0)
+    b = jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
+    program = jax.jit(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(8):
+            a = jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
+            want = np.asarray(a) @ np.asarray(b)
+            np.testing.assert_allclose(program(a, b), want, rtol=1e-2, atol=1e-2)
+
+
+def test_xla_captures(x, xp):
+    """graph="xla": XLA's command buffers hold the function's work."""
+
+    def fn(v, out):
+        out[...] = xp.sin(v) + 1
+
+    f = jaxbridge.call(fn, like, framework=xp.__name__, graph="xla", out="out")
+
+    def run(v):
+        for _ in range(8):
+            v = f(v) * 0.5
+        return v
+
+    program = jax.jit(run)
+    for k in range(10):
+        want = np.asarray(x, np.float64) + k
+        for _ in range(8):
+            want = (np.sin(want) + 1) * 0.5
+        np.testing.assert_allclose(program(x + k), want, rtol=1e-4)
+
+
+def test_frameworks_that_are_not_captured(x, needs):
+    needs("numba_cuda")
+    from numba import cuda
+
+    @cuda.jit
+    def kernel(v, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = v[i] + 1
+
+    f = jaxbridge.call(
+        lambda v, out: kernel[N // 256, 256](v, out),
+        like,
+        framework="numba",
+        graph="replay",
+        out="out",
+    )
+    with pytest.warns(RuntimeWarning, match="Numba has no current stream"):
+        np.testing.assert_allclose(looped(f, 10)(x), np.asarray(x) + 10, rtol=1e-6)
