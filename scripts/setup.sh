@@ -4,6 +4,7 @@
 #   setup.sh              .venv with jax, numpy, scipy, what the demo needs, and jaxbridge itself
 #   setup.sh frameworks   also every framework that jaxbridge has an adapter for
 #   setup.sh lint         also the linters
+#   setup.sh bench        also what the benchmarks plot with, and the other bridges that they measure
 #   setup.sh tests        also the environments that make test runs the same wheel in
 # JAXBRIDGE_PYTHON=PATH picks the Python; CXX picks the compiler.
 . "$(dirname "$0")/common.sh"
@@ -90,6 +91,15 @@ lint() {
   install_group "$venv" lint --group lint
 }
 
+# A bridge that cannot be installed is named as missing by the benchmark.
+bench() {
+  local peer
+  install_group "$venv" bench --group bench
+  for peer in jax-tvm-ffi jaxbind; do
+    (install_group "$venv" "bench-$peer" "$peer") || note "$peer could not be installed"
+  done
+}
+
 oldest() {
   ensure_venv "$1" "$root/build/venv-oldest"
   # NumPy as the frameworks need it, since these are .venv's.
@@ -134,9 +144,13 @@ case ${1:-setup} in
     setup
     step "Installing ruff and mypy into .venv" lint
     ;;
+  bench)
+    setup
+    step "Installing matplotlib, jax-tvm-ffi and jaxbind into .venv (the first time 20 MB to download)" bench
+    ;;
   tests)
     setup
     tests
     ;;
-  *) die "unknown argument: $1" "usage: setup.sh [setup|frameworks|lint|tests]" ;;
+  *) die "unknown argument: $1" "usage: setup.sh [setup|frameworks|lint|bench|tests]" ;;
 esac

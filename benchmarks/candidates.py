@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: named candidates, each with what it needs and how its runs are made.
+
+A feature that comes is measured once a candidate with the name that targets.py uses is here.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
+
+import jaxbridge
+import noops
+from measuring import SPEC, Counter, Subject, adding, eager, empty
+
+PLATFORM = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
+
+HOW_TO_GET = {
+    "g++": "apt-get install g++",
+    "cupy": "pip install cupy-cuda13x (or cupy-cuda12x)",
+    "torch": "pip install torch",
+    "warp": "pip install warp-lang",
+    "jax_tvm_ffi": "pip install jax-tvm-ffi",
+    "jaxbind": "pip install jaxbind",
+}
+
+
+class Candidate(NamedTuple):
+    make: Callable[[], Subject]
+    needs: tuple[str, ...]
+    platform: str | None
+
+    def missing(self) -> str | None:
+        """What is not installed, and how to get it."""
+        for need in self.needs:
+            found = shutil.which(need) if need == "g++" else importlib.util.find_spec(need)
+            if not found:
+                return f"{need} is missing: {HOW_TO_GET[need]}"
+        return None
+
+
+CANDIDATES: dict[str, Candidate] = {}
+
+
+def candidate(name: str, *needs: str, on: str | None = None) -> Callable[[Any], Any]:
+    """Registers what makes the runs; `on` names the one platform where there are any."""
+
+    def register(make: Callable[[], Subject]) -> Callable[[], Subject]:
+        CANDIDATES[name] = Candidate(make, needs, on)
+        return make
+
+    return register
+
+
+def nothing(*args: Any) -> None:
+    pass
+
+
+def counted(call_of: Callable[[Any], Callable[[Any], Any]]) -> Subject:
+    """An empty Python function; `call_of(fn)` is the call of it."""
+    counter = Counter()
+    return empty(call_of(nothing), call_of(counter), lambda: counter.calls)
+
+
+# ---- the floor ---------------------------------------------------------------------------------
+
+
+@candidate("native add")
+def _() -> Subject:
+    return adding(lambda v: jax.lax.optimization_barrier(v + 1))
+
+
+@candidate("XLA FFI, C++ no-op", "g++")
+def _() -> Subject:
+    library = noops.xla("CUDA" if PLATFORM == "cuda" else "cpu")
+    call = jax.ffi.ffi_call("bench.one_operand", SPEC)
+    return empty(call, call, library.calls_made)
+
+
+@candidate("eager np.add(out=)")
+def _() -> Subject:
+    a = np.arange(SPEC.size, dtype=np.float32)
+    out = np.empty_like(a)
+    return eager(lambda: np.add(a, 1, out=out))
+
+
+@candidate("eager cp.add(out=), host", "cupy", on="cuda")
+def _() -> Subject:
+    import cupy
+
+    a = cupy.arange(SPEC.size, dtype=np.float32)
+    out = cupy.empty_like(a)
+    return eager(lambda: cupy.add(a, 1, out=out), cupy.cuda.get_current_stream().synchronize)
+
+
+@candidate("eager torch.add(out=), host", "torch", on="cuda")
+def _() -> Subject:
+    import torch
+
+    a = torch.arange(SPEC.size, dtype=torch.float32, device="cuda")
+    out = torch.empty_like(a)
+    return eager(lambda: torch.add(a, 1, out=out), torch.cuda.synchronize)
+
+
+# ---- jaxbridge ---------------------------------------------------------------------------------
+
+
+@candidate("jaxbridge, empty Python")
+def _() -> Subject:
+    return counted(lambda fn: jaxbridge.call(fn, SPEC, out=-1, framework="buffer"))
+
+
+@candidate("jaxbridge, empty Python, NumPy views", on="cpu")
+def _() -> Subject:
+    return counted(lambda fn: jaxbridge.call(fn, SPEC, out=-1))
+
+
+@candidate("jaxbridge, empty Python, CuPy views", "cupy", on="cuda")
+def _() -> Subject:
+    return counted(lambda fn: jaxbridge.call(fn, SPEC, out=-1))
+
+
+@candidate("jaxbridge, np.add(out=)", on="cpu")
+def _() -> Subject:
+    return adding(jaxbridge.call(lambda v, out: np.add(v, 1, out=out), SPEC, out=-1))
+
+
+def cupy_adds(times: int) -> Callable[[Any, Any], None]:
+    import cupy
+
+    def add(v: Any, out: Any) -> None:
+        cupy.add(v, 1, out=out)
+        for _ in range(times - 1):
+            cupy.add(out, 1, out=out)
+
+    return add
+
+
+def cupy_call(times: int, **options: Any) -> Subject:
+    return adding(jaxbridge.call(cupy_adds(times), SPEC, out=-1, **options), times)
+
+
+def torch_call(**options: Any) -> Subject:
+    import torch
+
+    def add(v: Any, out: Any) -> None:
+        torch.add(v, 1, out=out)
+
+    return adding(jaxbridge.call(add, SPEC, out=-1, framework="torch", **options))
+
+
+candidate("jaxbridge, cp.add(out=)", "cupy", on="cuda")(lambda: cupy_call(1))
+candidate("jaxbridge, 20 CuPy operations", "cupy", on="cuda")(lambda: cupy_call(20))
+candidate("jaxbridge, torch.add(out=)", "torch", on="cuda")(torch_call)
+
+for _name, _need, _call in (
+    ("cp.add(out=)", "cupy", lambda: cupy_call(1, graph="replay")),
+    ("20 CuPy operations", "cupy", lambda: cupy_call(20, graph="replay")),
+    ("torch.add(out=)", "torch", lambda: torch_call(graph="replay")),
+):
+    candidate(f"jaxbridge, {_name}, replay", _need, on="cuda")(_call)
+
+
+@candidate("jaxbridge, import")
+def _() -> Subject:
+    code = """
+import sys, time
+import jax
+start = time.perf_counter()
+import jaxbridge
+seconds = time.perf_counter() - start
+assert not {"cupy", "torch", "numba", "warp"} & set(sys.modules), "a framework was imported"
+print(seconds)
+"""
+
+    # Compiled by the run before, as an installed package is.
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+    def run() -> float:
+        command = [sys.executable, "-c", code]
+        return float(
+            subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True).stdout
+        )
+
+    return {"import": run}
+
+
+# ---- JAX's own ways ----------------------------------------------------------------------------
+
+
+@candidate("buffer_callback, empty Python")
+def _() -> Subject:
+    return counted(lambda fn: buffer_callback(fn, SPEC))
+
+
+@candidate("buffer_callback, np.add(out=)", on="cpu")
+def _() -> Subject:
+    def add(ctx: Any, out: Any, v: Any) -> None:
+        np.add(np.asarray(v), 1, out=np.asarray(out))
+
+    return adding(buffer_callback(add, SPEC))
+
+
+def on_cupy(times: int) -> Callable[..., None]:
+    import cupy
+
+    adds = cupy_adds(times)
+
+    def add(ctx: Any, out: Any, v: Any) -> None:
+        with cupy.cuda.ExternalStream(ctx.stream):
+            adds(cupy.asarray(v), cupy.asarray(out))
+
+    return add
+
+
+@candidate("buffer_callback, cp.add(out=)", "cupy", on="cuda")
+def _() -> Subject:
+    return adding(buffer_callback(on_cupy(1), SPEC))
+
+
+@candidate("buffer_callback, 20 CuPy operations", "cupy", on="cuda")
+def _() -> Subject:
+    return adding(buffer_callback(on_cupy(20), SPEC), 20)
+
+
+@candidate("buffer_callback, torch.add(out=)", "torch", on="cuda")
+def _() -> Subject:
+    import torch
+
+    def add(ctx: Any, out: Any, v: Any) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):
+            torch.add(torch.from_dlpack(v), 1, out=torch.from_dlpack(out))
+
+    return adding(buffer_callback(add, SPEC))
+
+
+@candidate("pure_callback, np.add")
+def _() -> Subject:
+    def add(v: Any) -> Any:
+        return np.asarray(v) + np.float32(1)
+
+    return adding(lambda v: jax.pure_callback(add, SPEC, v))
+
+
+# ---- peers -------------------------------------------------------------------------------------
+
+
+def tvm_call(
+    function: Any, call: dict[str, Any] | None = None, **target: Any
+) -> Callable[..., Any]:
+    """The call of a function, with options for the call and for the target."""
+    import jax_tvm_ffi
+    import tvm_ffi
+
+    if not isinstance(function, tvm_ffi.Function):
+        function = tvm_ffi.convert(function)
+    name = f"bench.tvm_{jax_tvm_ffi.registered_count()}"
+    platform = "gpu" if PLATFORM == "cuda" else "cpu"
+    jax_tvm_ffi.register_ffi_target(name, function, ["args", "rets"], platform=platform, **target)
+    return jax.ffi.ffi_call(name, SPEC, **(call or {}))
+
+
+@candidate("jax-tvm-ffi, C++ no-op", "jax_tvm_ffi", "g++")
+def _() -> Subject:
+    import ctypes
+
+    import tvm_ffi
+
+    path = str(noops.tvm())
+    call = tvm_call(tvm_ffi.load_module(path).noop)
+    return empty(call, call, ctypes.CDLL(path).calls_made)
+
+
+@candidate("jax-tvm-ffi, empty Python", "jax_tvm_ffi")
+def _() -> Subject:
+    return counted(tvm_call)
+
+
+@candidate("jax-tvm-ffi, np.add(out=)", "jax_tvm_ffi", on="cpu")
+def _() -> Subject:
+    def add(v: Any, out: Any) -> None:
+        np.add(np.from_dlpack(v), 1, out=np.from_dlpack(out))
+
+    return adding(tvm_call(add, pass_owned_tensor=True))
+
+
+@candidate("JAXbind, np.add(out=)", "jaxbind", on="cpu")
+def _() -> Subject:
+    import jaxbind
+
+    def add(out: Any, args: Any, kwargs_dump: Any) -> None:
+        np.add(args[0], 1, out=out[0])
+
+    def same(*args: Any, **kwargs: Any) -> Any:
+        return ((SPEC.shape, SPEC.dtype),)
+
+    call = jaxbind.get_nonlinear_call(add, (None, None), same, same)
+    return adding(lambda v: call(v)[0])
+
+
+def warp_callable(mode: str, kernels: int) -> Subject:
+    import warp as wp
+
+    @wp.kernel
+    def add(v: wp.array(dtype=float), out: wp.array(dtype=float)):
+        i = wp.tid()
+        out[i] = v[i] + 1.0
+
+    def work(v: wp.array(dtype=float), out: wp.array(dtype=float)):
+        wp.launch(add, dim=v.shape[0], inputs=[v], outputs=[out])
+        for _ in range(kernels - 1):
+            wp.launch(add, dim=v.shape[0], inputs=[out], outputs=[out])
+
+    call = wp.jax_callable(work, num_outputs=1, graph_mode=wp.JaxCallableGraphMode[mode])
+    return adding(lambda v: call(v)[0], kernels)
+
+
+for _mode in ("NONE", "JAX", "WARP", "WARP_STAGED"):
+    for _kernels in (1, 20):
+        _name = f"Warp, {_kernels} kernel{'s' * (_kernels > 1)}, {_mode}"
+        candidate(_name, "warp", on="cuda")(
+            lambda mode=_mode, kernels=_kernels: warp_callable(mode, kernels)
+        )
+
+
+# ---- all of them -------------------------------------------------------------------------------
+
+
+def make(names: list[str]) -> tuple[dict[str, Subject], dict[str, str]]:
+    """The subjects of these candidates on this platform, and why others are not there."""
+    subjects, missing = {}, {}
+    for name in names:
+        one = CANDIDATES[name]
+        if one.platform not in (None, PLATFORM):
+            continue
+        if reason := one.missing():
+            missing[name] = reason
+            continue
+        try:
+            subjects[name] = one.make()
+        except Exception as error:
+            missing[name] = f"failed: {type(error).__name__}: {str(error).strip()[:500]}"
+    return subjects, missing
