@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from . import _core
+from . import _compat, _core
 from .errors import BatchingError as BatchingError
 from .errors import DerivativeError as DerivativeError
 from .errors import InputChangedError as InputChangedError
@@ -196,6 +196,7 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         elif isinstance(error, from_xla):
             found = original(error)
         if found is not None:
+            _compat.forget_failed_effects()
             raise found
         return False
 
