@@ -18,8 +18,6 @@ def _resolve(key: int, text: str) -> Any:
     Raises:
         NotRegisteredError: what is missing, and what to import.
     """
-    if _spec.key_of(text) != key:
-        raise ValueError("the text is not the one of the key")
     spec = json.loads(text)
     name = spec["name"]
     if not spec["durable"]:
@@ -27,6 +25,8 @@ def _resolve(key: int, text: str) -> Any:
             f"the program calls {name!r}, an anonymous function (or one with an argument that has no "
             f"text) of another process; give it a name (name=) and build the program again"
         )
+    if _spec.key_of(text) != key:
+        raise ValueError("the text is not the one of the key")
     try:
         found = named.get(name) if spec["named"] else _by_reference(spec)
         if found is None:

@@ -233,5 +233,5 @@ def test_what_is_not_installed_is_named() -> None:
 
 def test_function_takes_the_options_of_call() -> None:
     ours = list(inspect.signature(jaxbridge.call).parameters)[2:]
-    theirs = [n for n in inspect.signature(jaxbridge.function).parameters if n != "result"]
-    assert ours == theirs
+    theirs = list(inspect.signature(jaxbridge.function).parameters)
+    assert theirs == ["given", "result", *ours]
