@@ -11,7 +11,7 @@ import itertools
 import re
 import threading
 import traceback
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 
@@ -99,6 +99,15 @@ def keep(exception: BaseException, key: int, *, is_pure: bool = False) -> str:
     return f"[jaxbridge error {number}]"
 
 
+def add_note(exception: BaseException, note: str) -> None:
+    """Adds a note once to an exception object, which can be raised again and again."""
+    try:
+        if note not in getattr(exception, "__notes__", ()):
+            exception.add_note(note)
+    except BaseException:  # the exception's own code, which must not replace it
+        return
+
+
 def printable(text: str) -> str:
     """What survives the way through C strings in UTF-8."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
@@ -148,6 +157,20 @@ def raised_by(key: int, since: int) -> BaseException | None:
     return None
 
 
+def raise_again(exception: BaseException) -> NoReturn:
+    """Raises what a function raised. Its context stays what it was in the function, if it had one."""
+    context = _context.__get__(exception)
+    try:
+        raise exception
+    finally:
+        if context is not None:
+            _context.__set__(exception, context)
+
+
+# Past what an exception's class may have put in the place.
+_context: Any = BaseException.__dict__["__context__"]
+
+
 class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
     """Raises the exception of an external function itself, in place of JAX's error.
 
@@ -189,7 +212,7 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
         elif isinstance(error, from_xla):
             found = original(error)
         if found is not None:
-            raise found
+            raise_again(found)
         return False
 
 

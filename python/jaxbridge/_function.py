@@ -191,12 +191,12 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raised = _errors.original(error)
             if raised is None:
                 raise
-        if raised is None:
-            return cast(R, jax.tree.unflatten(result_tree, outs))
-        if has_side_effect:
-            _compat.forget_failed_effects()
-        # Outside the handler, so that the exception gets no second context.
-        raise raised
+        if raised is not None:
+            if has_side_effect:
+                _compat.forget_failed_effects()
+            # Outside the handler, so that the exception gets no second context.
+            _errors.raise_again(raised)
+        return cast(R, jax.tree.unflatten(result_tree, outs))
 
     def _where(self, position: int, treedef: Any) -> str:
         tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ._errors import add_note
+
 
 def declared(name: str, results: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The tree of results of a call.
@@ -22,9 +24,10 @@ def declared(name: str, results: Any, args: Sequence[Any], kwargs: Mapping[str, 
     try:
         return results(*args, **kwargs)
     except Exception as error:
-        error.add_note(
+        add_note(
+            error,
             f"raised by the result_shape_dtypes of {name}, which gets the arguments of the call with "
-            f"jax.ShapeDtypeStruct in place of arrays"
+            f"jax.ShapeDtypeStruct in place of arrays",
         )
         raise
 
