@@ -7,7 +7,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -262,6 +262,18 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         _primitive.programs_of(self.callee).clear()
         self.callee.forget_tokens()
         _call_site.forget_durable(self.callee)
+
+    def __copy__(self) -> Self:
+        return self  # as functions are copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled, since programs of this process refer to it: pickle "
+            f"the function that it calls, and call jaxbridge.call again where that is loaded"
+        )
 
     def __repr__(self) -> str:
         return f"<jaxbridge.Function {self.name}>"
