@@ -19,11 +19,15 @@ def _flag(name: str) -> bool:
 debug: bool = _flag("JAXBRIDGE_DEBUG")
 
 
+_largest = 2**31 - 1  # of the core's type
+
+
 def _count(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    if not text.isdecimal():
+    # By its length first: Python refuses to read thousands of digits.
+    if not text.isdecimal() or len(text) > 10 or int(text) > _largest:
         raise ValueError(
-            f"environment variable {name} is {text!r}; expected a whole number, 0 or more"
+            f"environment variable {name} is {text!r}; expected a whole number from 0 to {_largest}"
         )
     return int(text)
 

@@ -11,7 +11,7 @@ import itertools
 import re
 import threading
 import traceback
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 
@@ -59,9 +59,10 @@ def record(exception: BaseException, *, function_name: str, key: int, is_pure: b
     try:
         # As NumPy and Cython say it. Some code wants writable memory and does not write.
         if isinstance(exception, ValueError) and _is_readonly.search(str(exception)):
-            exception.add_note(
+            add_note(
+                exception,
                 f"{function_name}: arguments are read-only; pass a copy on (x.copy()), or declare the "
-                f"argument with inout="
+                f"argument with inout=",
             )
         return printable(f"{_described(exception, function_name)}\n{mark}")
     except BaseException:  # the exception's own code: none of it may come between it and the user
@@ -104,6 +105,15 @@ def keep(exception: BaseException, key: int, *, is_pure: bool = False) -> str:
         while len(_originals) > _kept_errors:
             dropped.append(_originals.popitem(last=False))
     return f"[jaxbridge error {number}]"
+
+
+def add_note(exception: BaseException, note: str) -> None:
+    """Adds a note once to an exception object, which can be raised again and again."""
+    try:
+        if note not in getattr(exception, "__notes__", ()):
+            exception.add_note(note)
+    except BaseException:  # the exception's own code, which must not replace it
+        return
 
 
 def printable(text: str) -> str:
@@ -155,6 +165,20 @@ def raised_by(key: int, since: int) -> BaseException | None:
     return None
 
 
+def raise_again(exception: BaseException) -> NoReturn:
+    """Raises what a function raised. Its context stays what it was in the function, if it had one."""
+    context = _context.__get__(exception)
+    try:
+        raise exception
+    finally:
+        if context is not None:
+            _context.__set__(exception, context)
+
+
+# Past what an exception's class may have put in the place.
+_context: Any = BaseException.__dict__["__context__"]
+
+
 class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
     """Raises the exception of an external function itself, in place of JAX's error.
 
@@ -197,7 +221,7 @@ class reraise(contextlib.ContextDecorator):  # noqa: N801 (used as a verb)
             found = original(error)
         if found is not None:
             _compat.forget_failed_effects()
-            raise found
+            raise_again(found)
         return False
 
 

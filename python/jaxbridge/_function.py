@@ -7,7 +7,17 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Never, ParamSpec, TypeVar, cast
+from typing import (
+    Any,
+    Generic,
+    Never,
+    NoReturn,
+    ParamSpec,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    cast,
+)
 
 import jax
 import jax.numpy as jnp
@@ -193,11 +203,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raised = _errors.original(error)
             if raised is None:
                 raise
-        if raised is None:
-            return cast(R, jax.tree.unflatten(result_tree, outs))
-        _compat.forget_failed_effects()
-        # Outside the handler, so that the exception gets no second context.
-        raise raised
+        if raised is not None:
+            _compat.forget_failed_effects()
+            # Outside the handler, so that the exception gets no second context.
+            _errors.raise_again(raised)
+        return cast(R, jax.tree.unflatten(result_tree, outs))
 
     def _where(self, position: int, treedef: Any) -> str:
         tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])
@@ -262,6 +272,18 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             registration.target.clear_plans()
         _primitive.programs_of(self.callee).clear()
         _call_site.forget_durable(self.callee)
+
+    def __copy__(self) -> Self:
+        return self  # as functions are copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled, since programs of this process refer to it: pickle "
+            f"the function that it calls, and call jaxbridge.call again where that is loaded"
+        )
 
     def __repr__(self) -> str:
         return f"<jaxbridge.Function {self.name}>"

@@ -2,6 +2,7 @@
 """The options of `call`: what they may be, and their checks."""
 
 import dataclasses
+import keyword
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -47,6 +48,10 @@ def check_name(name: Any) -> None:
         raise TypeError(f"name is {name!r}; expected None or a string that is not empty")
     if name == "":
         raise ValueError("name is ''; expected None or a string that is not empty")
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"name is {name!r}; expected text that UTF-8 has") from error
 
 
 def check_frameworks(name: str, by_platform: Mapping[str, str]) -> None:
@@ -84,6 +89,10 @@ def check(
         raise ValueError(
             f"{name}: out is {out!r}; expected None (results are returned), the name of the keyword "
             f"that takes them, 0 (first argument) or -1 (last argument)"
+        )
+    if isinstance(out, str) and keyword.iskeyword(out):
+        raise ValueError(
+            f"{name}: out is {out!r}; expected the name of a parameter, and this is a keyword of Python"
         )
     if inout is not None and not isinstance(inout, Mapping):
         raise ValueError(

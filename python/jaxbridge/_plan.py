@@ -8,8 +8,8 @@ then. The core makes the views and calls the function itself, or `work` where mo
 import cmath
 import functools
 import gc
+import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from . import _adapters, _config, _core
-from ._errors import InputChangedError, ResultError, ViewKeptError
+from . import _adapters, _config, _core, _frames
+from ._errors import InputChangedError, ResultError, ViewKeptError, add_note
 from ._spec import Slot
 
 if TYPE_CHECKING:
@@ -302,7 +302,10 @@ def _structure(treedef: Any) -> str:
 
 
 def _text(dtype: Any, shape: tuple[int, ...]) -> str:
-    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
+    dtype = np.dtype(dtype)
+    # The name does not tell the byte order.
+    name = dtype.name if dtype.isnative else f"{dtype.name} ({dtype.str})"
+    return f"{name}[{','.join(map(str, shape))}]"
 
 
 def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -397,13 +400,10 @@ def end_lease(
         exception: what the function raised.
 
     Raises:
-        ViewKeptError: the function did keep a view. Where it raised, its own exception, with a note.
+        ViewKeptError: the function did keep a view. Where it raised, its own exception gets a note.
     """
-    keeps = False
-    for e in _chain(exception):
-        traceback.clear_frames(e.__traceback__)
-        # An AttributeError has the object that lacks the attribute.
-        keeps |= _has_closures(e) or getattr(e, "obj", None) is not None
+    caller = sys._getframe().f_back
+    may_hold = exception is not None and _frames.end(exception, sys.exception(), caller)
     for attempt in range(12):
         if held() == ([], []):
             return
@@ -425,9 +425,8 @@ def end_lease(
     )
     if exception is None:
         raise ViewKeptError(message)
-    if not keeps:  # else the exception itself may hold them, and the function kept nothing
-        exception.add_note(message)
-    raise exception  # so that the core revokes what was kept
+    if not may_hold:
+        add_note(exception, message)
 
 
 def _result_paths(site: "CallSite") -> dict[int, str]:
@@ -436,32 +435,6 @@ def _result_paths(site: "CallSite") -> dict[int, str]:
     paths = site.own_results.paths()
     own = [i for i in range(len(paths) + len(in_place)) if i not in in_place]
     return {own[position]: path for position, path in paths.items()}
-
-
-def _chain(exception: BaseException | None) -> list[BaseException]:
-    """The exception, what caused it, and the members of groups."""
-    seen: dict[int, BaseException] = {}
-    queue = [exception]
-    while queue:
-        e = queue.pop()
-        if e is None or id(e) in seen:
-            continue
-        seen[id(e)] = e
-        queue += [e.__cause__, e.__context__]
-        if isinstance(e, BaseExceptionGroup):
-            queue += e.exceptions
-    return list(seen.values())
-
-
-def _has_closures(exception: BaseException) -> bool:
-    """Whether a function that was made during the call is in the traceback.
-
-    A frame that was cleared still has its function, and that the cells of its closure. The cells of the
-    callee itself are older than the call.
-    """
-    frames = [f for f, _ in traceback.walk_tb(exception.__traceback__)]
-    callees = [f for f in frames if f.f_globals.get("__package__") != __package__]
-    return any(f.f_code.co_freevars for f in callees[1:])
 
 
 def argument_name(path: str) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ._errors import add_note
+
 
 def declared(name: str, results: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The tree of results of a call.
@@ -22,9 +24,10 @@ def declared(name: str, results: Any, args: Sequence[Any], kwargs: Mapping[str, 
     try:
         return results(*args, **kwargs)
     except Exception as error:
-        error.add_note(
+        add_note(
+            error,
             f"raised by the result_shape_dtypes of {name}, which gets the arguments of the call with "
-            f"jax.ShapeDtypeStruct in place of arrays"
+            f"jax.ShapeDtypeStruct in place of arrays",
         )
         raise
 
@@ -34,6 +37,7 @@ def shape_and_dtype(name: str, leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any
 
     Raises:
         TypeError: it has none, or a dtype that JAX does not have.
+        ValueError: a length is negative.
     """
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         hint = (
@@ -48,6 +52,10 @@ def shape_and_dtype(name: str, leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any
         raise TypeError(
             f"{_hold(name, leaf)}; expected a tuple of lengths and a dtype of NumPy or ml_dtypes"
         ) from error
+    for length in shape:
+        # A symbolic length is none of these, and has its own checks.
+        if isinstance(length, (int, np.integer)) and length < 0:
+            raise ValueError(f"{_hold(name, leaf)}, which has a negative length, {length}")
     if not dtype.isnative:
         raise TypeError(
             f"{name}: a result is declared with another byte order ({dtype.str}), and JAX has the "

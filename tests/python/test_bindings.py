@@ -56,7 +56,7 @@ def test_the_limit_holds(x, monkeypatch, limit):
     assert f.stats()["cache_size"] == limit and f.stats()["calls"] == 15
 
 
-@pytest.mark.parametrize("text", ["-1", "many", "1.5", ""])
+@pytest.mark.parametrize("text", ["-1", "many", "1.5", "", "2147483648", "9" * 5000])
 def test_a_limit_that_is_none(text):
     run = subprocess.run(
         [sys.executable, "-c", "import jaxbridge"],

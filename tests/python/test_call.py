@@ -2,10 +2,13 @@
 """`call`: arguments, results, options, inside JAX's transformations."""
 
 import contextlib
+import copy
 import functools
 import inspect
+import pickle
 import pydoc
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -634,6 +637,8 @@ def test_pure_calls_are_dropped_and_loggers_run(x):
         (dict(has_side_effect="no"), "has_side_effect is 'no'"),
         (dict(inout={0: 0, 1: 0}), "one result cannot be two"),
         (dict(name=""), "name is ''"),
+        (dict(name="\ud800"), r"name is '\\ud800'; expected text that UTF-8 has"),
+        (dict(out="class"), "out is 'class'.*a keyword of Python"),
     ],
 )
 def test_bad_options(options, text):
@@ -693,6 +698,29 @@ def test_platform_without_function(x):
 def test_declared_results_that_are_none(x):
     with pytest.raises(TypeError, match="ShapeDtypeStruct"):
         jaxbridge.call(add_one, "float32")(x)
+
+
+@pytest.mark.parametrize("length", [-1, np.int64(-1)])
+def test_a_declared_length_that_is_negative(x, length):
+    declared = types.SimpleNamespace(shape=(2, length), dtype=np.dtype("float32"))
+    with pytest.raises(ValueError, match="add_one: .*a negative length, -1"):
+        jaxbridge.call(add_one, declared)(x)
+
+
+def test_a_result_of_another_byte_order(x):
+    f = jaxbridge.call(lambda v: np.zeros(v.shape, ">f4"), like)
+    with pytest.raises(errors.ResultError, match=r"float32\[.*got float32 \(>f4\)\["):
+        f(x)
+
+
+def test_copies_and_pickles_of_a_function(x):
+    f = jaxbridge.call(add_one, like)
+    assert copy.copy(f) is f
+    assert copy.deepcopy({"f": [f]})["f"][0] is f
+    with pytest.raises(
+        TypeError, match=r"pickle the function that it calls, and call jaxbridge\.call again"
+    ):
+        pickle.dumps(f)
 
 
 def test_decorator_keeps_the_function():

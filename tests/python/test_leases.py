@@ -388,13 +388,6 @@ def test_a_view_kept_by_a_function_that_raises_is_a_note(x, kept):
     with pytest.raises(ValueError, match="ended"):
         _ = kept[0].base.base.pointer
 
-    def in_args(v):
-        raise LookupError(v)
-
-    with pytest.raises(LookupError) as caught:
-        jaxbridge.call(in_args, F32)(x)
-    assert "kept a view of argument 0" in caught.value.__notes__[0]
-
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_locals_of_the_callee_die_with_the_call(x, jit):
@@ -458,3 +451,203 @@ def test_an_attribute_error_has_its_object_and_that_is_no_kept_view(x):
     with pytest.raises(AttributeError) as caught:
         jaxbridge.call(lambda v: v.nothing, F32)(x)
     assert not hasattr(caught.value, "__notes__")
+
+
+class WithAttribute(Exception):
+    def __init__(self, value):
+        super().__init__("a value is wrong")
+        self.value = value
+
+
+@pytest.mark.parametrize("kind", [ValueError, WithAttribute])
+def test_what_an_exception_says_is_no_kept_view(x, kind):
+    def fn(v):
+        raise kind(v)
+
+    with pytest.raises(kind) as caught:
+        jaxbridge.call(fn, F32)(x)
+    assert not hasattr(caught.value, "__notes__")
+
+
+# ---- what is not the call's ----------------------------------------------------------------------
+
+
+def failing(depth):
+    local = ["mine", depth]
+    raise KeyError(local)
+
+
+def innermost(error):
+    frames = error.__traceback__
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames.tb_frame
+
+
+def test_an_exception_that_is_handled_around_the_call_keeps_its_frames(x, kept):
+    def fn(v):
+        raise LookupError(str(v.shape))
+
+    def keeper(v):
+        kept.append(v)
+        try:
+            raise LookupError
+        except LookupError:
+            raise ValueError("of the function")  # noqa: B904
+
+    caught = []
+    try:
+        failing(1)
+    except KeyError as around:
+        outer = around
+        for f in (fn, keeper):
+            try:
+                jaxbridge.call(f, F32)(x)
+            except Exception as error:
+                caught.append(error)
+    first, second = caught
+    assert type(first) is LookupError and first.__context__ is outer
+    assert type(second) is ValueError and type(second.__context__) is LookupError
+    assert innermost(outer).f_locals["local"] == ["mine", 1]
+    # The exception around the call is no reason to say nothing.
+    assert "kept a view of argument 0" in second.__notes__[0]
+
+
+@pytest.mark.parametrize("how", ["cause", "again"])
+def test_an_exception_that_was_made_before_the_call_keeps_its_frames(x, how):
+    try:
+        failing(1)
+    except KeyError as error:
+        before = error
+
+    def fn(v):
+        part = v[1:]
+        if how == "again":
+            raise before
+        raise ValueError(str(part.shape)) from before
+
+    with pytest.raises((ValueError, KeyError)) as caught:
+        jaxbridge.call(fn, F32)(x)
+    assert innermost(before).f_locals["local"] == ["mine", 1]
+    own = [e.frame for e in caught.traceback if e.name == "fn"]
+    assert "part" not in own[0].f_locals
+
+
+@pytest.mark.parametrize("how", ["cause", "again"])
+def test_a_generator_of_the_program_goes_on(x, how):
+    def errors_of_work():
+        for i in range(3):
+            try:
+                failing(i)
+            except KeyError as error:
+                yield error
+
+    def fn(v, error):
+        part = v[1:]
+        if how == "again":
+            raise error
+        raise ValueError(str(part.shape)) from error
+
+    f = jaxbridge.call(fn, F32)
+    seen = []
+    for error in errors_of_work():
+        with pytest.raises((ValueError, KeyError)):
+            f(x, error)
+        seen.append(innermost(error).f_locals["local"])
+    assert seen == [["mine", 0], ["mine", 1], ["mine", 2]]
+
+
+def test_frames_below_the_function_are_cleared_in_causes_too(x):
+    def helper(v):
+        part = v[1:]
+        raise LookupError(str(part.shape))
+
+    def values(v):
+        part = v[1:]
+        with np.errstate(all="ignore"):
+            yield helper(part)
+
+    def fn(v):
+        try:
+            next(values(v))
+        except LookupError as error:
+            raise ValueError("the reason") from error
+
+    with pytest.raises(ValueError, match="the reason") as caught:
+        jaxbridge.call(fn, F32)(x)
+    frames = caught.value.__cause__.__traceback__
+    names = []
+    while frames is not None:
+        names.append(frames.tb_frame.f_code.co_name)
+        assert "part" not in frames.tb_frame.f_locals
+        frames = frames.tb_next
+    assert names == ["fn", "values", "helper"]
+
+
+# ---- an exception's own code ---------------------------------------------------------------------
+
+
+class RaisingTraceback(Exception):
+    @property
+    def __traceback__(self):
+        raise RuntimeError("its own code")
+
+
+class RaisingObject(Exception):
+    @property
+    def obj(self):
+        raise RuntimeError("its own code")
+
+
+class RaisingNote(Exception):
+    def add_note(self, text):
+        raise RuntimeError("its own code")
+
+
+class RaisingNotes(Exception):
+    @property
+    def __notes__(self):
+        raise RuntimeError("its own code")
+
+
+@pytest.mark.parametrize("kind", [RaisingTraceback, RaisingObject, RaisingNote, RaisingNotes])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_code_of_the_exception_does_not_replace_it(x, kept, kind, keeps):
+    def fn(v):
+        if keeps:
+            kept.append(v)
+        raise kind
+
+    def outcome():
+        try:
+            jaxbridge.call(fn, F32)(x)
+        except Exception as error:
+            return type(error)
+
+    assert outcome() is kind
+
+
+def test_nor_where_the_declared_results_raise_it(x):
+    def results(v):
+        raise RaisingNote
+
+    with pytest.raises(RaisingNote):
+        jaxbridge.call(np.copy, results)(x)
+
+
+THE_ONE = LookupError("the only one")
+KEPT_WITH_IT = []
+
+
+def raise_the_one(v):
+    KEPT_WITH_IT.append(v)
+    raise THE_ONE.with_traceback(None)
+
+
+def test_one_exception_gets_one_note(x):
+    f = jaxbridge.call(raise_the_one, F32)
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            f(x)
+    KEPT_WITH_IT.clear()
+    assert len(THE_ONE.__notes__) == 1
