@@ -37,14 +37,6 @@ namespace jaxbridge::cuda {
   X(cuThreadExchangeStreamCaptureMode, 12000, (CUstreamCaptureMode * mode))                     \
   X(cuStreamEndCapture, 12000, (CUstream stream, CUgraph * graph))                              \
   X(cuGraphGetNodes, 12000, (CUgraph graph, CUgraphNode * nodes, std::size_t * count))          \
-  X(cuGraphNodeGetType, 12000, (CUgraphNode node, CUgraphNodeType * type))                      \
-  X(cuGraphKernelNodeGetParams, 12000, (CUgraphNode node, CUDA_KERNEL_NODE_PARAMS * params))    \
-  X(cuGraphKernelNodeGetAttribute, 12000,                                                       \
-    (CUgraphNode node, CUlaunchAttributeID attribute, CUlaunchAttributeValue * value))          \
-  X(cuLaunchKernel, 12000,                                                                      \
-    (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,        \
-     unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,     \
-     CUstream stream, void** parameters, void** extra))                                         \
   X(cuGraphInstantiate, 12000,                                                                  \
     (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                        \
   X(cuGraphLaunch, 12000, (CUgraphExec executable, CUstream stream))                            \

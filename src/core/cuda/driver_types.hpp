@@ -23,8 +23,6 @@ using CUevent = struct CUevent_st*;
 using CUgraph = struct CUgraph_st*;
 using CUgraphNode = struct CUgraphNode_st*;
 using CUgraphExec = struct CUgraphExec_st*;
-using CUfunction = struct CUfunc_st*;
-using CUkernel = struct CUkern_st*;
 
 static_assert(sizeof(CUdeviceptr) == 8);
 
@@ -72,38 +70,6 @@ enum CUstreamCaptureMode : int {
   CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
-
-enum CUgraphNodeType : int {
-  CU_GRAPH_NODE_TYPE_KERNEL = 0,
-  CU_GRAPH_NODE_TYPE_MEMCPY = 1,
-};
-
-/// CUDA_KERNEL_NODE_PARAMS_v2 of CUDA 12.
-struct CUDA_KERNEL_NODE_PARAMS {
-  CUfunction func;
-  unsigned int gridDimX, gridDimY, gridDimZ;
-  unsigned int blockDimX, blockDimY, blockDimZ;
-  unsigned int sharedMemBytes;
-  void** kernelParams;
-  void** extra;
-  CUkernel kern;
-  CUcontext ctx;
-};
-
-enum CUlaunchAttributeID : int {
-  CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
-  CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
-};
-
-union CUlaunchAttributeValue {
-  char pad[64];
-  int cooperative;
-  struct {
-    unsigned int x, y, z;
-  } clusterDim;
-};
-
-static_assert(sizeof(CUlaunchAttributeValue) == 64);
 
 enum CUpointer_attribute : int {
   CU_POINTER_ATTRIBUTE_CONTEXT = 1,

@@ -44,24 +44,6 @@ result<CUstream> lease_stream(int ordinal) {
   return made;
 }
 
-// Whether a node is a kernel that cuLaunchKernel launches the same way.
-bool is_plain_kernel(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS& to) {
-  const driver& cu = driver::get();
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  if (cu.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_KERNEL) {
-    return false;
-  }
-  if (cu.cuGraphKernelNodeGetParams(node, &to) != CUDA_SUCCESS || to.func == nullptr) return false;
-  CUlaunchAttributeValue cooperative{};
-  CUlaunchAttributeValue cluster{};
-  return cu.cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &cooperative) ==
-             CUDA_SUCCESS &&
-         cu.cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster) ==
-             CUDA_SUCCESS &&
-         cooperative.cooperative == 0 && cluster.clusterDim.x <= 1 && cluster.clusterDim.y <= 1 &&
-         cluster.clusterDim.z <= 1;
-}
-
 void give_back(int ordinal, CUstream stream) {
   const std::lock_guard lock(pool().mutex);
   pool().free.emplace_back(ordinal, stream);
@@ -69,59 +51,20 @@ void give_back(int ordinal, CUstream stream) {
 
 }  // namespace
 
-result<std::shared_ptr<graph>> graph::make(int ordinal, stream_ref stream, CUgraph recorded,
-                                           std::shared_ptr<void> resources) {
-  const result<context_scope> current = context_scope::enter(ordinal);
-  // Owns what was recorded, also where that fails.
-  const std::shared_ptr<graph> made(new graph(ordinal, stream, recorded, std::move(resources)));
-  if (!current.ok()) return current.error();
-  if (status s = made->prepare(); !s.ok()) return s;
-  return made;
-}
-
-status graph::prepare() {
-  const driver& cu = driver::get();
-  std::size_t count = 0;
-  if (status s = check(cu.cuGraphGetNodes(recorded_, nullptr, &count), "cuGraphGetNodes");
-      !s.ok()) {
-    return s;
-  }
-  if (count == 0) {
-    return {status_code::failed_precondition,
-            "the function enqueued nothing on the stream of the call"};
-  }
-  if (count == 1) {
-    CUgraphNode node = nullptr;
-    if (cu.cuGraphGetNodes(recorded_, &node, &count) == CUDA_SUCCESS &&
-        is_plain_kernel(node, kernel_)) {
-      return {};
-    }
-  }
-  return check(cu.cuGraphInstantiate(&executable_, recorded_, 0), "cuGraphInstantiate");
-}
-
 graph::~graph() {
   // The driver may be gone.
   if (exiting()) return;
   const auto current = context_scope::enter(ordinal_);
   // What fails here was reported by a launch, or is by the next call.
   (void)driver::get().cuStreamSynchronize(static_cast<CUstream>(stream_.handle()));
-  if (executable_ != nullptr) (void)driver::get().cuGraphExecDestroy(executable_);
-  (void)driver::get().cuGraphDestroy(recorded_);
+  (void)driver::get().cuGraphExecDestroy(executable_);
 }
 
 status graph::launch() const {
   const result<context_scope> current = context_scope::enter(ordinal_);
   if (!current.ok()) return current.error();
-  CUstream const stream = static_cast<CUstream>(stream_.handle());
-  if (executable_ != nullptr) {
-    return check(driver::get().cuGraphLaunch(executable_, stream), "cuGraphLaunch");
-  }
-  const CUDA_KERNEL_NODE_PARAMS& k = kernel_;
-  return check(driver::get().cuLaunchKernel(k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX,
-                                            k.blockDimY, k.blockDimZ, k.sharedMemBytes, stream,
-                                            k.kernelParams, k.extra),
-               "cuLaunchKernel");
+  return check(driver::get().cuGraphLaunch(executable_, static_cast<CUstream>(stream_.handle())),
+               "cuGraphLaunch");
 }
 
 result<capture> capture::begin(int ordinal) {
@@ -166,7 +109,30 @@ result<std::shared_ptr<graph>> capture::end(stream_ref launched_on,
                                             std::shared_ptr<void> resources) {
   const result<CUgraph> recorded = stop();
   if (!recorded.ok()) return recorded.error();
-  return graph::make(ordinal_, launched_on, recorded.value(), std::move(resources));
+  const result<context_scope> current = context_scope::enter(ordinal_);
+  const auto make = [&]() -> result<std::shared_ptr<graph>> {
+    if (!current.ok()) return current.error();
+    std::size_t nodes = 0;
+    if (status s = check(driver::get().cuGraphGetNodes(recorded.value(), nullptr, &nodes),
+                         "cuGraphGetNodes");
+        !s.ok()) {
+      return s;
+    }
+    if (nodes == 0) {
+      return status(status_code::failed_precondition,
+                    "the function enqueued nothing on the stream of the call");
+    }
+    CUgraphExec executable = nullptr;
+    if (status s = check(driver::get().cuGraphInstantiate(&executable, recorded.value(), 0),
+                         "cuGraphInstantiate");
+        !s.ok()) {
+      return s;
+    }
+    return std::make_shared<graph>(ordinal_, launched_on, executable, std::move(resources));
+  };
+  result<std::shared_ptr<graph>> made = make();
+  (void)driver::get().cuGraphDestroy(recorded.value());
+  return made;
 }
 
 result<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) {

@@ -11,17 +11,16 @@
 
 namespace jaxbridge::cuda {
 
-/// Captured work. Launched on one stream only, so that its launches are in order.
-///
-/// One kernel alone is launched as a kernel: as a graph it would cost twice as much.
+/// An instantiated graph. Launched on one stream only, so that its launches are in order.
 class graph {
  public:
-  /// Of `recorded`, which it owns. `resources` is what the work uses: it ends after the last
-  /// launch.
-  [[nodiscard]] static result<std::shared_ptr<graph>> make(int ordinal, stream_ref stream,
-                                                           CUgraph recorded,
-                                                           std::shared_ptr<void> resources);
-
+  /// `resources` is what the work uses: it ends after the last launch.
+  graph(int ordinal, stream_ref stream, CUgraphExec executable,
+        std::shared_ptr<void> resources) noexcept
+      : resources_(std::move(resources)),
+        ordinal_(ordinal),
+        stream_(stream),
+        executable_(executable) {}
   graph(const graph&) = delete;
   graph& operator=(const graph&) = delete;
   /// Waits until the stream has run the launches.
@@ -31,17 +30,10 @@ class graph {
   [[nodiscard]] status launch() const;
 
  private:
-  graph(int ordinal, stream_ref stream, CUgraph recorded, std::shared_ptr<void> resources) noexcept
-      : resources_(std::move(resources)), ordinal_(ordinal), stream_(stream), recorded_(recorded) {}
-
-  [[nodiscard]] status prepare();
-
   std::shared_ptr<void> resources_;
   int ordinal_;
   stream_ref stream_;
-  CUgraph recorded_;                  // owned
-  CUgraphExec executable_ = nullptr;  // owned; null where there is one kernel
-  CUDA_KERNEL_NODE_PARAMS kernel_{};  // its parameters lie in the recorded graph
+  CUgraphExec executable_;  // owned
 };
 
 /// A capture in progress, on a stream of its own: what is enqueued there is recorded, and does not

@@ -118,8 +118,7 @@ struct world {
   std::map<CUgraph, std::unique_ptr<CUgraph_st>> graphs;
   std::map<CUgraphExec, std::unique_ptr<CUgraphExec_st>> executables;
   std::map<void*, std::size_t> host_blocks;
-  bool cooperative = false;  // kernels in graphs
-  std::size_t created = 0;   // streams, by the code under test
+  std::size_t created = 0;  // streams, by the code under test
   std::vector<std::shared_ptr<capture>> captures;
   std::vector<declared_memory> declared;
 };
@@ -212,7 +211,7 @@ void execute(CUstream s, const work& w) {
   if (w.kind != nullptr) {
     if (std::strcmp(w.kind, "memset") == 0) {
       std::memset(reinterpret_cast<void*>(w.to), static_cast<int>(w.from), w.bytes);
-    } else if (std::strcmp(w.kind, "record") != 0 && std::strcmp(w.kind, "kernel") != 0) {
+    } else if (std::strcmp(w.kind, "record") != 0) {
       std::memcpy(reinterpret_cast<void*>(w.to), reinterpret_cast<const void*>(w.from), w.bytes);
     }
     now->executions.push_back({w.kind, s, w.to, w.from, w.bytes});
@@ -623,62 +622,9 @@ CUresult fake_stream_end_capture(CUstream handle, CUgraph* graph) {
 CUresult fake_graph_get_nodes(CUgraph graph, CUgraphNode* nodes, std::size_t* count) {
   return entry("cuGraphGetNodes", {word(graph)}, true, [&](locked&) {
     const auto found = now->graphs.find(graph);
-    if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
-    if (nodes != nullptr) {
-      if (found->second->nodes.size() != 1) return CUDA_ERROR_INVALID_VALUE;
-      *nodes = reinterpret_cast<CUgraphNode>(graph);
-    }
+    if (found == now->graphs.end() || nodes != nullptr) return CUDA_ERROR_INVALID_VALUE;
     *count = found->second->nodes.size();
     return CUDA_SUCCESS;
-  });
-}
-
-// A graph of one node has that node; its handle is the graph's.
-CUresult fake_graph_node_get_type(CUgraphNode node, CUgraphNodeType* type) {
-  return entry("cuGraphNodeGetType", {word(node)}, true, [&](locked&) {
-    const auto found = now->graphs.find(reinterpret_cast<CUgraph>(node));
-    if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
-    const bool is_kernel = std::strcmp(found->second->nodes.at(0).kind, "kernel") == 0;
-    *type = is_kernel ? CU_GRAPH_NODE_TYPE_KERNEL : CU_GRAPH_NODE_TYPE_MEMCPY;
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult fake_kernel_node_params(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* params) {
-  return entry("cuGraphKernelNodeGetParams", {word(node)}, true, [&](locked&) {
-    const work& w = now->graphs.at(reinterpret_cast<CUgraph>(node))->nodes.at(0);
-    *params = {};
-    params->func = reinterpret_cast<CUfunction>(w.to);
-    params->gridDimX = static_cast<unsigned int>(w.bytes);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult fake_kernel_node_attribute(CUgraphNode node, CUlaunchAttributeID attribute,
-                                    CUlaunchAttributeValue* value) {
-  return entry("cuGraphKernelNodeGetAttribute", {word(node), word(static_cast<int>(attribute))},
-               true, [&](locked&) {
-                 *value = {};
-                 if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
-                   value->cooperative = now->cooperative ? 1 : 0;
-                 }
-                 return CUDA_SUCCESS;
-               });
-}
-
-CUresult fake_launch_kernel(CUfunction function, unsigned int grid_x, unsigned int /*grid_y*/,
-                            unsigned int /*grid_z*/, unsigned int /*block_x*/,
-                            unsigned int /*block_y*/, unsigned int /*block_z*/,
-                            unsigned int /*shared*/, CUstream handle, void** /*parameters*/,
-                            void** /*extra*/) {
-  return entry("cuLaunchKernel", {word(function), grid_x, word(handle)}, true, [&](locked&) {
-    CUstream s = nullptr;
-    if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
-    work w;
-    w.kind = "kernel";
-    w.to = word(function);
-    w.bytes = grid_x;
-    return enqueue(s, std::move(w));
   });
 }
 
@@ -1009,10 +955,6 @@ const std::map<std::string, void*>& symbols() {
       {"cuThreadExchangeStreamCaptureMode", address(&fake_exchange_capture_mode)},
       {"cuStreamEndCapture", address(&fake_stream_end_capture)},
       {"cuGraphGetNodes", address(&fake_graph_get_nodes)},
-      {"cuGraphNodeGetType", address(&fake_graph_node_get_type)},
-      {"cuGraphKernelNodeGetParams", address(&fake_kernel_node_params)},
-      {"cuGraphKernelNodeGetAttribute", address(&fake_kernel_node_attribute)},
-      {"cuLaunchKernel", address(&fake_launch_kernel)},
       {"cuGraphInstantiate", address(&fake_graph_instantiate)},
       {"cuGraphLaunch", address(&fake_graph_launch)},
       {"cuGraphExecDestroy", address(&fake_graph_exec_destroy)},
@@ -1110,11 +1052,6 @@ CUresult end_capture(CUstream stream, std::size_t* pieces) {
 
 const fake_cuda::control the_control = {
     .reset = &reset,
-    .make_kernels_cooperative =
-        [] {
-          const std::lock_guard<std::mutex> hold_lock(lock);
-          now->cooperative = true;
-        },
     .set_driver_version =
         [](int version) {
           const std::lock_guard<std::mutex> hold_lock(lock);

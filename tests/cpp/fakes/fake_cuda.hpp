@@ -36,7 +36,7 @@ struct call {
 
 /// One piece of work that ran on a stream.
 struct execution {
-  const char* kind;  ///< "DtoH", "HtoD", "DtoD", "memset", "record", "kernel"
+  const char* kind;  ///< "DtoH", "HtoD", "DtoD", "memset", "record"
   CUstream stream;
   std::uint64_t to;    ///< An address; for "record" the event.
   std::uint64_t from;  ///< An address; for "memset" the value.
@@ -67,8 +67,6 @@ enum class capture_mode : int { global = 0, thread_local_ = 1, relaxed = 2 };
 struct control {
   /// A new world: `devices` devices, version 12.4, nothing recorded, hidden, failing or made.
   void (*reset)(int devices);
-  /// Graphs say of their kernels that they are.
-  void (*make_kernels_cooperative)();
   void (*set_driver_version)(int version);
   /// cuGetProcAddress no longer knows `symbol`.
   void (*hide)(const char* symbol);
