@@ -38,37 +38,36 @@ void bind_registry(nb::module_& m) {
       [](nb::object resolve) {
         // Never freed: XLA's threads may ask until the process ends.
         auto* const kept = new nb::object(std::move(resolve));
-        dispatch::process_registry().set_resolver(
-            [kept](std::int64_t key,
-                   std::string_view spec) -> result<std::shared_ptr<dispatch::target>> {
-              const python_use use;
-              if (!use.granted()) {
-                return status(status_code::failed_precondition,
-                              "the Python interpreter is shutting down");
-              }
-              const thread_gil gil;
-              try {
-                PyObject* const text = PyUnicode_DecodeUTF8(
-                    spec.data(), static_cast<Py_ssize_t>(spec.size()), "replace");
-                if (text == nullptr) throw nb::python_error();
-                const nb::object found = (*kept)(key, nb::steal(text));
-                auto target = nb::cast<std::shared_ptr<python_target>>(found);
-                if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
-                return std::shared_ptr<dispatch::target>(std::move(target));
-              } catch (nb::python_error& raised) {
-                try {
-                  const nb::object text = nb::str(raised.value());
-                  return status(status_code::not_found, nb::cast<std::string>(text));
-                } catch (std::exception& second) {
-                  return status(status_code::not_found,
-                                std::string("the function was not found, and the error's text "
-                                            "cannot be read: ") +
-                                    second.what());
-                }
-              } catch (std::exception& e) {
-                return status(status_code::internal, e.what());
-              }
-            });
+        dispatch::process_registry().set_resolver([kept](std::int64_t key, std::string_view spec)
+                                                      -> result<std::shared_ptr<dispatch::target>> {
+          const python_use use;
+          if (!use.granted()) {
+            return status(status_code::failed_precondition,
+                          "the Python interpreter is shutting down");
+          }
+          const thread_gil gil;
+          try {
+            PyObject* const text =
+                PyUnicode_DecodeUTF8(spec.data(), static_cast<Py_ssize_t>(spec.size()), "replace");
+            if (text == nullptr) throw nb::python_error();
+            const nb::object found = (*kept)(key, nb::steal(text));
+            auto target = nb::cast<std::shared_ptr<python_target>>(found);
+            if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
+            return std::shared_ptr<dispatch::target>(std::move(target));
+          } catch (nb::python_error& raised) {
+            try {
+              const nb::object text = nb::str(raised.value());
+              return status(status_code::not_found, nb::cast<std::string>(text));
+            } catch (std::exception& second) {
+              return status(status_code::not_found,
+                            std::string("the function was not found, and the error's text "
+                                        "cannot be read: ") +
+                                second.what());
+            }
+          } catch (std::exception& e) {
+            return status(status_code::internal, e.what());
+          }
+        });
       },
       nb::arg("resolve"),
       nb::sig("def set_resolver(resolve: collections.abc.Callable[[int, str], Target]) -> None"),
