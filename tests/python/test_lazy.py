@@ -397,9 +397,6 @@ def test_a_function_ends_with_its_programs(x, collected):
     assert end() is None
 
 
-@pytest.mark.skipif(
-    jaxbridge._compat.jax_version < (0, 9), reason="JAX 0.8 keeps eager calls (test_lifetime.py)"
-)
 def test_a_function_ends_with_its_eager_calls(x, collected):
     f = Filter(1.0)
     end = weakref.ref(f)
