@@ -38,7 +38,7 @@ class Registration:
             functools.partial(_plan.warn_not_captured, site),
             list(site.in_place),
             _config.cache_limit,
-            site.options.graph == "replay",
+            site.options.graph == "replay" and not _config.debug,  # which waits for the device
             site.options.graph == "xla",
         )
         _core.register(key, self.target)
