@@ -73,7 +73,6 @@ class Callee:
         self._tokens: weakref.WeakValueDictionary[Any, Token] = weakref.WeakValueDictionary()
         self._witness: _identity.Witness | None = None
         self.tell()
-        self._counts_before = self.counts.totals()
         if name is not None:
             self._claim(name)
 
@@ -83,19 +82,24 @@ class Callee:
         """Looks at the functions anew, where one was changed since that was done last."""
         if self._witness is not None and self._witness.holds():
             return
-        self._witness = _identity.Witness()
+        told = _identity.Witness()
         identities: dict[int, str] = {}
         for f in self.functions.values():
             if id(f) not in identities:
                 identity, witness = _identity.fingerprint(f)
-                self._witness.add(witness)
+                told.add(witness)
                 if self.is_explicitly_named and not _identity.is_told(identity):
                     # Its name tells it: its closure may hold anything.
                     identity = _identity.fingerprint_of_named(f, self.name)
                 identities[id(f)] = identity
         self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
-        key = tuple(self.identities.items()), self._witness.ids()
-        self.counts = _counts.setdefault(key, Stats())
+        key = tuple(self.identities.items()), told.ids()
+        counts = _counts.setdefault(key, Stats())
+        # What was counted under another identity stays counted.
+        so_far = self.stats() if self._witness is not None else {}
+        self._counts_before = {n: t - so_far.get(n, 0) for n, t in counts.totals().items()}
+        self.counts = counts
+        self._witness = told  # last: another thread asks it whether all this is done
 
     @property
     def is_told(self) -> bool:

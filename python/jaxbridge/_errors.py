@@ -112,7 +112,7 @@ def add_note(exception: BaseException, note: str) -> None:
     try:
         if note not in getattr(exception, "__notes__", ()):
             exception.add_note(note)
-    except BaseException:  # the exception's own code, which must not replace it
+    except Exception:  # the exception's own code, which must not replace it
         return
 
 

@@ -266,12 +266,14 @@ std::shared_ptr<binding> python_target::make_binding(const plan& p, const dispat
 
 // The lease of the views ends here, whether the function returned or raised. Throws where one is
 // held.
-void python_target::end_lease(const binding& b, const nb::object& exception) const {
-  if (!b.held()) return;
+void python_target::end_lease(const std::shared_ptr<binding>& b,
+                              const nb::object& exception) const {
+  if (!b->held()) return;
   // on_held looks again, after one collection, and raises where it was no false alarm.
-  on_held_(nb::cpp_function([&b] {
-             return nb::make_tuple(positions_of_held(b.operand_leases),
-                                   positions_of_held(b.result_leases));
+  // What it is given lives on in the traceback of what it raises.
+  on_held_(nb::cpp_function([b] {
+             return nb::make_tuple(positions_of_held(b->operand_leases),
+                                   positions_of_held(b->result_leases));
            }),
            exception);
 }
@@ -298,7 +300,7 @@ bool python_target::captured(const std::shared_ptr<plan>& p, const dispatch::cal
       return {status_code::failed_precondition, nb::cast<std::string>(nb::str(raised.value()))};
     }
     try {
-      end_lease(*b, nb::none());
+      end_lease(b, nb::none());
     } catch (...) {
       b->revoke();
       throw;
@@ -363,7 +365,7 @@ void python_target::run(const std::shared_ptr<plan>& of, const dispatch::call& c
     // An exception's frames hold views legitimately; on_held clears them.
     const nb::object exception = nb::borrow(raised.value());
     try {
-      end_lease(*b, exception);
+      end_lease(b, exception);
     } catch (...) {
       give_up();
       throw;
@@ -373,7 +375,7 @@ void python_target::run(const std::shared_ptr<plan>& of, const dispatch::call& c
     throw;
   }
   try {
-    end_lease(*b, nb::none());
+    end_lease(b, nb::none());
   } catch (...) {
     give_up();
     throw;

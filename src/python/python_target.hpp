@@ -48,7 +48,7 @@ class python_target final : public dispatch::target {
   void run(const std::shared_ptr<plan>& p, const dispatch::call& c, const std::vector<void*>* host);
   [[nodiscard]] std::shared_ptr<binding> make_binding(const plan& p, const dispatch::call& c,
                                                       const std::vector<void*>* host) const;
-  void end_lease(const binding& b, const nb::object& exception) const;
+  void end_lease(const std::shared_ptr<binding>& b, const nb::object& exception) const;
   [[nodiscard]] bool captured(const std::shared_ptr<plan>& p, const dispatch::call& c);
 
   // All of it is touched with the GIL held only.

@@ -606,6 +606,7 @@ def test_a_function_that_is_patched(x):
     g = jaxbridge.call(second, F32)
     assert float(g(x)[0]) == float(jax.jit(g)(x)[0]) == 1
     assert float(f(x)[0]) == float(program(x)[0]) == float(jax.jit(f)(x)[0]) == 10
+    assert f.stats()["calls"] >= 5 and g.stats()["calls"] >= 2  # what was counted before counts
 
 
 # ---- what has the same name and is another object ------------------------------------------------
