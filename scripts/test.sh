@@ -29,8 +29,8 @@ cpp_build() {
   cmake --build --preset release
 }
 
-# Tests of the fake driver through Python find it here.
-export JAXBRIDGE_FAKE_CUDA="$root/build/release/tests/cpp/libfake_cuda.so"
+# Where tests/fake_gpu finds the fake driver and the runtime that calls handlers.
+export JAXBRIDGE_FAKES="$root/build/release/tests/cpp"
 
 # A shell's background job, and so some CI, starts with SIGINT ignored, and the tests of interrupts need it.
 interruptible=()
@@ -43,6 +43,8 @@ check "C++: release build, warnings as errors, ABI checks against the oldest and
 check "C++: tests" ctest --preset release
 check "Python: tests, newest JAX" run_pytest "$venv" tests/python tests/packaging tests/peers "$@"
 check "Python: tests, JAX 0.8.0" run_pytest build/venv-oldest tests/python tests/peers "$@"
+check "Python: tests on the fake driver, newest JAX" run_pytest "$venv" tests/fake_gpu
+check "Python: tests on the fake driver, JAX 0.8.0" run_pytest build/venv-oldest tests/fake_gpu
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:\n' >&2

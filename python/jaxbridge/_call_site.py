@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _config, _core, _errors, _plan, _spec
+from . import _config, _core, _errors, _plan, _replay, _spec
 from ._identity import Witness
 from ._options import Options
 from ._spec import Template
@@ -27,19 +27,19 @@ class Registration:
         self.holds = 0
         self._stats = site.callee.counts
         self.target = _core.Target(
-            functools.partial(_plan.make_plan, site),
-            functools.partial(
+            make_plan=functools.partial(_plan.make_plan, site),
+            on_error=functools.partial(
                 _errors.record,
                 function_name=site.name,
                 key=site.key,
                 is_pure=not site.has_side_effect,
             ),
-            functools.partial(_plan.end_lease, site),
-            functools.partial(_plan.warn_not_captured, site),
-            list(site.in_place),
-            _config.cache_limit,
-            site.options.graph == "replay" and not _config.debug,  # which waits for the device
-            site.options.graph == "xla",
+            on_held=functools.partial(_plan.end_lease, site),
+            on_not_captured=functools.partial(_replay.not_captured, site),
+            on_compared=functools.partial(_replay.compare, site),
+            in_place=list(site.in_place),
+            limit=_config.cache_limit,
+            graph=_graph_mode(site.options.graph),
         )
         _core.register(key, self.target)
         self._stats.live.add(self)
@@ -47,6 +47,10 @@ class Registration:
     def end(self) -> None:
         self._stats.end(self)
         _core.unregister(self.key)
+
+
+def _graph_mode(asked: str) -> str:
+    return "verify" if _config.debug and asked == "replay" else asked
 
 
 class Hold:
@@ -100,6 +104,10 @@ class Stats:
     def __init__(self) -> None:
         self.live: set[Registration] = set()
         self._ended: collections.Counter[str] = collections.Counter()
+        self._fallbacks: collections.deque[str] = collections.deque(maxlen=32)
+
+    def not_captured(self, reason: str) -> None:
+        self._fallbacks.append(reason)
 
     def end(self, registration: Registration) -> None:
         self.live.discard(registration)
@@ -113,14 +121,21 @@ class Stats:
                 total.update(_counts_of(registration))
         return {name: total[name] for name in _counted}
 
-    def read(self, since: dict[str, int]) -> dict[str, int]:
+    def read(self, since: dict[str, int]) -> dict[str, Any]:
         """The totals since then, and how many lists of addresses are kept now."""
         counts = {name: n - since[name] for name, n in self.totals().items()}
         with _registration_lock:
-            return {**counts, "cache_size": sum(r.target.kept for r in self.live)}
+            kept = sum(r.target.kept for r in self.live)
+        return {**counts, "cache_size": kept, "fallbacks": list(self._fallbacks)}
 
 
-_counted = {"calls": "calls", "cache_hits": "hits", "replays": "replays", "captures": "captures"}
+_counted = {
+    "calls": "calls",
+    "cache_hits": "hits",
+    "replays": "replays",
+    "staged": "staged",
+    "captures": "captures",
+}
 
 
 def _counts_of(registration: Registration) -> dict[str, int]:

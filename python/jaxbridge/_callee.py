@@ -8,7 +8,7 @@ from typing import Any
 from . import _identity, _options, _spec
 from ._call_site import Stats
 from ._errors import PlatformError
-from ._options import default_frameworks, frameworks, per_platform
+from ._options import default_frameworks, frameworks, per_platform, platforms
 
 # Named ones live as long as the process, so that a program from elsewhere finds them.
 named: dict[str, "Callee"] = {}
@@ -31,6 +31,7 @@ class Callee:
         fn: a function, or one for each platform.
         framework: a framework, or one for each platform; None for the defaults.
         options: what `_options.check` takes.
+        state: makes what the function gets as keyword `state`, or None.
         name: what tells it in every process; None: what it is tells it, where that can be told.
 
     Raises:
@@ -43,6 +44,7 @@ class Callee:
         *,
         framework: str | Mapping[str, str] | None,
         options: Mapping[str, Any],
+        state: Callable[..., Any] | None,
         name: str | None,
     ) -> None:
         any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
@@ -55,6 +57,14 @@ class Callee:
                     f"the function for {platform} is {f!r}, not a callable; expected one, or "
                     f'{{"cpu": f, "cuda": g}}'
                 )
+        if state is not None:
+            if not callable(state):
+                raise TypeError(
+                    f"{shown}: state is {state!r}; expected None or a callable "
+                    f"state(context, *args, **kwargs) that makes it"
+                )
+            # Told as the functions are: another way to make it is another call.
+            self.functions["state"] = state
         self.frameworks: dict[str, str] = (
             dict(default_frameworks)
             if framework is None
@@ -137,7 +147,7 @@ class Callee:
             key = _spec.ById(x)
         return self._tokens.setdefault(key, Token())
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Counts of the calls since this was made, with those of equal callees."""
         return self.counts.read(since=self._counts_before)
 
@@ -183,12 +193,16 @@ class Callee:
     def on(self, platform: str) -> Callable[..., Any]:
         """The function for `platform`; PlatformError where there is none."""
         if platform not in self.functions:
-            there = " and ".join(sorted(self.functions)) or "no platform"
+            there = " and ".join(sorted(set(self.functions) & set(platforms))) or "no platform"
             raise PlatformError(
                 f"{self.name}: there is a function for {there}, none for {platform}; give one as "
                 f'call({{"cpu": f, "cuda": g}}, ...), or run it on {there}'
             )
         return self.functions[platform]
+
+    @property
+    def makes_state(self) -> bool:
+        return "state" in self.functions
 
     def framework_on(self, platform: str) -> str:
         """The framework whose arrays the function gets on `platform`."""

@@ -104,19 +104,53 @@ def driver_info() -> dict[str, object]:
 def as_array(buffer: Buffer) -> numpy.ndarray:
     """A NumPy array over a buffer on the CPU, which is its base."""
 
+class Scratch:
+    """
+    Memory of XLA's for one call. Any thread; once the call has ended nothing can be allocated, and what is freed is not looked at.
+    """
+
+    def allocate(self, nbytes: int) -> int:
+        """
+        The address of at least so many bytes on the device of the call; 0 for none.
+        """
+
+    def free(self, pointer: int) -> None:
+        """Gives a block back."""
+
+    @property
+    def live(self) -> list[tuple[int, int]]:
+        """(address, size in bytes) of the blocks that were not given back."""
+
+def scratch_hooks() -> tuple[int, int]:
+    """
+    The addresses of `void* allocate(ssize_t bytes, int device, void* stream)` and `void free(void*, ssize_t bytes, int device, void* stream)`.
+    """
+
+def enter_scratch_hooks(scratch: Scratch) -> None:
+    """The hooks give this thread memory of that scratch."""
+
+def leave_scratch_hooks() -> None:
+    """
+    They give this thread none; what was not freed is not listened for any more.
+    """
+
 class Plan:
     """What is done at a call of one platform and one list of shapes."""
 
-    def __init__(self, *, operand_viewers: list[Any], own_viewers: list[tuple[int, Any]], scope: Callable[[int, int], Any] | None = None, capture_scope: Callable[[int, int], tuple[Any, Any]] | None = None, staged: bool = False, function: Callable[..., Any] | None = None, arguments: list[tuple[str, Any]] = [], keywords: tuple[str, ...] | None = None, finish: Callable[..., None] | None = None, writes: bool = False, work: Callable[..., None] | None = None) -> None: ...
+    def __init__(self, *, operand_viewers: list[Any], own_viewers: list[tuple[int, Any]], scope: Callable[..., Any] | None = None, scratch: bool = False, capture_scope: Callable[[int, int], tuple[Any, Any]] | None = None, staged: bool = False, state: Callable[[int, int], Any] | None = None, function: Callable[..., Any] | None = None, arguments: list[tuple[str, Any]] = [], keywords: tuple[str, ...] | None = None, finish: Callable[..., None] | None = None, writes: bool = False, work: Callable[..., None] | None = None) -> None: ...
 
 class Target:
     """What a key stands for: calls Python."""
 
-    def __init__(self, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], on_not_captured: Callable[[str], None], in_place: Sequence[tuple[int, int]], limit: int, replays: bool, capturable: bool) -> None: ...
+    def __init__(self, *, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], on_not_captured: Callable[[str], None], on_compared: Callable[..., None], in_place: Sequence[tuple[int, int]], limit: int, graph: str) -> None: ...
 
     @property
     def replays(self) -> int:
         """How many of the calls replayed a graph."""
+
+    @property
+    def staged(self) -> int:
+        """How many of these replayed it on copies of their arrays."""
 
     @property
     def captures(self) -> int:

@@ -22,6 +22,7 @@ from .errors import InputChangedError as InputChangedError
 from .errors import JaxbridgeError as JaxbridgeError
 from .errors import NotRegisteredError as NotRegisteredError
 from .errors import PlatformError as PlatformError
+from .errors import ReplayError as ReplayError
 from .errors import ResultError as ResultError
 from .errors import ViewKeptError as ViewKeptError
 

@@ -55,13 +55,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         *,
         framework: str | Mapping[str, str] | None,
         options: dict[str, Any],
+        state: Callable[..., Any] | None,
         name: str | None,
     ) -> None:
         functions = list(fn.values()) if isinstance(fn, Mapping) else [fn]
         for f in functions:
             if isinstance(getattr(f, "__func__", f), Function):  # also bound to an instance
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
-        self.callee = Callee(fn, framework=framework, options=options, name=name)
+        self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
         self._results = result_shape_dtypes
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
@@ -116,6 +117,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 "references": callee.references,
                 "side_effect": has_side_effect,
                 "graph": self.options.graph,
+                "scratch": self.options.scratch,
             }
         )
         return CallSite(
@@ -149,6 +151,10 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raise TypeError(
                 f"{self.name}: the keyword {self.options.out!r} takes the results (out=); it is not "
                 f"the caller's"
+            )
+        if self.callee.makes_state and "state" in kwargs:
+            raise TypeError(
+                f"{self.name}: the keyword 'state' takes what state= made; it is not the caller's"
             )
         leaves, treedef = jax.tree.flatten((args, kwargs))
         operands: list[Any] = []
@@ -253,14 +259,17 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
     # ---- the user's view ---------------------------------------------------------------------
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.
 
         Returns:
             calls: how often XLA called it.
             cache_hits: how many of the calls came with addresses that were known.
             replays: how many of the calls replayed a CUDA graph.
+            staged: how many of these replayed it on copies of their arrays, as calls on memory that
+                does not come again do where that costs less than running the function.
             captures: how often a call was captured into one.
+            fallbacks: why calls could not be captured, one text for each kind of call that runs each time.
             cache_size: how many lists of addresses are kept now; at most JAXBRIDGE_CACHE_LIMIT for each
                 call in a program and its shapes.
         """
@@ -306,6 +315,8 @@ def call(
     out: str | int | None = None,
     inout: Mapping[int | str, int] | None = None,
     graph: str = "off",
+    scratch: str | None = None,
+    state: Callable[..., Any] | None = None,
     elementwise: bool = False,
     vmap_method: str | None = None,
     has_side_effect: bool | None = None,
@@ -325,8 +336,14 @@ def call(
             result (position among the results). `fn` returns, or gets through `out`, only the others:
             the one that remains, or a tuple.
         graph: "off": `fn` runs at each call. On CUDA, "replay": what it enqueues is captured once for each
-            list of addresses that comes again, and replayed without Python; "xla": XLA may capture it
-            into its command buffers. Then `fn` must enqueue the same work for the same addresses.
+            list of addresses that comes again, and replayed without Python; "verify": the same, but `fn`
+            runs each time too, and other results than the replay's are an error; "xla": XLA may capture
+            it into its command buffers. Then `fn` must enqueue the same work for the same addresses.
+        scratch: "xla": what `fn` allocates on CUDA with CuPy or torch comes from XLA's own memory, also
+            where JAX has all of the device's, and is back when it returns. Not with `graph`.
+        state: `state(context, *args, **kwargs)` runs once for each device and each kind of call, outside
+            any capture, with `jaxbridge.Context` and the arguments, `jax.ShapeDtypeStruct` in place of
+            arrays; `fn` gets what it returns as keyword `state`: a plan, a handle, a module.
         elementwise: `fn` works element by element with NumPy's broadcasting; vmap then needs no method.
         vmap_method: "sequential", "sequential_unrolled", "expand_dims", "broadcast_all" as in
             `jax.ffi.ffi_call`, or "batched": `fn` itself takes one leading batch axis on every array,
@@ -349,7 +366,9 @@ def call(
             "vmap_method": vmap_method,
             "has_side_effect": has_side_effect,
             "graph": graph,
+            "scratch": scratch,
         },
+        state=state,
         name=name,
     )
 
@@ -361,6 +380,8 @@ def function(
     out: str | int | None = None,
     inout: Mapping[int | str, int] | None = None,
     graph: str = "off",
+    scratch: str | None = None,
+    state: Callable[..., Any] | None = None,
     elementwise: bool = False,
     vmap_method: str | None = None,
     has_side_effect: bool | None = None,
@@ -387,6 +408,8 @@ def function(
             out=out,
             inout=inout,
             graph=graph,
+            scratch=scratch,
+            state=state,
             elementwise=elementwise,
             vmap_method=vmap_method,
             has_side_effect=has_side_effect,

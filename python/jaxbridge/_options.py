@@ -26,7 +26,10 @@ vmap_methods = (
     "broadcast_all",
     "batched",
 )
-graph_modes = ("off", "replay", "xla")
+graph_modes = ("off", "replay", "verify", "xla")
+scratch_modes = (None, "xla")
+# Frameworks whose temporaries can come from XLA's memory.
+scratch_frameworks = ("cupy", "torch")
 default_frameworks = {"cpu": "numpy", "cuda": "cupy"}
 
 
@@ -73,6 +76,7 @@ class Options:
     vmap_method: str | None
     has_side_effect: bool | None
     graph: str
+    scratch: str | None
 
 
 def check(
@@ -83,6 +87,7 @@ def check(
     vmap_method: str | None,
     has_side_effect: bool | None,
     graph: str,
+    scratch: str | None,
 ) -> Options:
     is_position = type(out) is int and out in (0, -1)
     if not (out is None or is_position or (isinstance(out, str) and out.isidentifier())):
@@ -117,6 +122,13 @@ def check(
         )
     if graph not in graph_modes:
         raise ValueError(f"{name}: graph is {graph!r}; expected one of {', '.join(graph_modes)}")
+    if scratch not in scratch_modes:
+        raise ValueError(f'{name}: scratch is {scratch!r}; expected None or "xla"')
+    if scratch is not None and graph != "off":
+        raise ValueError(
+            f'{name}: scratch="xla" is memory for one call, which XLA gives to others before a graph is '
+            f'replayed: drop scratch=, since a graph has a pool of its own, or graph="{graph}"'
+        )
     if elementwise and vmap_method is not None:
         raise ValueError(f"{name}: elementwise=True already says how to batch; drop vmap_method=")
     return Options(
@@ -126,4 +138,5 @@ def check(
         vmap_method,
         None if has_side_effect is None else bool(has_side_effect),
         graph,
+        scratch,
     )

@@ -10,7 +10,6 @@ import functools
 import gc
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,10 @@ import jax
 import numpy as np
 
 from . import _adapters, _config, _core, _frames
+from ._context import current
 from ._errors import InputChangedError, ResultError, ViewKeptError, add_note
-from ._spec import Slot
+from ._spec import Slot, Template
+from ._state import States
 
 if TYPE_CHECKING:
     from ._call_site import CallSite
@@ -69,18 +70,27 @@ def make_plan(
         "capture_scope": adapter.capture_scope if platform == "cuda" and not staged else None,
         "staged": staged,
     }
-    flat = None if checks_memory or checks_inputs else _flat_arguments(site, len(own))
+    arguments = site.arguments
+    if site.callee.makes_state:
+        how["state"] = _states(site, operands)
+        arguments = _with_state(arguments, len(operands))
+    if has_scope and platform == "cuda" and site.options.scratch == "xla":
+        how["scope"] = adapter.scratch_scope
+        how["scratch"] = True
+    flat = None
+    if not (checks_memory or checks_inputs):
+        flat = _flat_arguments(site, arguments, len(operands), len(own))
     if flat is not None:
-        arguments, keywords = flat
+        positions, keywords = flat
         return _core.Plan(
             **how,
             function=fn,
-            arguments=arguments,
+            arguments=positions,
             keywords=keywords or None,
             finish=finish,
             writes=site.out is not None,
         )
-    work = _caller(site, fn, adapter, finish, checks_memory)
+    work = _caller(site, fn, arguments, adapter, finish, checks_memory)
     if checks_memory and site.in_place:
         work = _checking_memory(site, adapter, work)
     if checks_inputs:
@@ -88,30 +98,49 @@ def make_plan(
     return _core.Plan(**how, work=_debugging(work, own) if _config.debug else work)
 
 
+def _states(site: "CallSite", operands: Described) -> States:
+    """What makes the function's state: from the arguments, with abstract arrays."""
+    make = site.callee.functions["state"]
+    args, kwargs = site.arguments.fill(
+        [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for dtype, shape in operands]
+    )
+    return States(site.name, lambda: make(current(), *args, **kwargs))
+
+
+def _with_state(arguments: Template, operand_count: int) -> Template:
+    """The arguments with the state as one more keyword, after the operands."""
+    args, kwargs = arguments.tree
+    return Template((args, {**kwargs, "state": Slot(operand_count)}))
+
+
 def _flat_arguments(
-    site: "CallSite", own_count: int
+    site: "CallSite", arguments: Template, operand_count: int, own_count: int
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]] | None:
     """The function's arguments, positional ones first, and the names of the others.
 
     None where an array is inside a tree, or the results are one.
     """
-    args, kwargs = site.arguments.tree
+    args, kwargs = arguments.tree
     at_top = sum(isinstance(a, Slot) for a in (*args, *kwargs.values()))
     out: Any = site.out
-    if at_top != site.operand_count or not all(map(_is_leaf, (*args, *kwargs.values()))):
+    if at_top != len(arguments.slots) or not all(map(_is_leaf, (*args, *kwargs.values()))):
         return None  # a list or dict is made anew for each call: the function may change it
     if out is not None and not isinstance(site.own_results.tree, Slot):
         return None
-    as_argument = [("operand", a.index) if isinstance(a, Slot) else ("value", a) for a in args]
+
+    def given(a: Any) -> tuple[str, Any]:
+        if not isinstance(a, Slot):
+            return "value", a
+        return ("operand", a.index) if a.index < operand_count else ("state", None)
+
+    as_argument = [given(a) for a in args]
     result = [("result", 0)] * (out is not None and own_count == 1)
     if out == 0:
         as_argument = result + as_argument
     elif out == -1:
         as_argument += result
     names = list(kwargs)
-    as_argument += [
-        ("operand", a.index) if isinstance(a, Slot) else ("value", a) for a in kwargs.values()
-    ]
+    as_argument += [given(a) for a in kwargs.values()]
     if isinstance(out, str):
         as_argument += result
         names += [out]
@@ -123,10 +152,15 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _caller(
-    site: "CallSite", fn: Callable[..., Any], adapter: Any, finish: "Finish | None", checks: bool
+    site: "CallSite",
+    fn: Callable[..., Any],
+    arguments: Template,
+    adapter: Any,
+    finish: "Finish | None",
+    checks: bool,
 ) -> Work:
     """Calls the function on views of the operands, and takes its results."""
-    fill_arguments, fill_results = site.arguments.fill, site.own_results.fill
+    fill_arguments, fill_results = arguments.fill, site.own_results.fill
     out: Any = site.out
     memory, paths = adapter.memory, site.own_results.paths()
 
@@ -152,16 +186,6 @@ def _caller(
             finish(value, own, buffers)
 
     return work
-
-
-def warn_not_captured(site: "CallSite", reason: str) -> None:
-    """Asked once, when a call could not be captured and was made by a normal run."""
-    warnings.warn(
-        f'{site.name}: graph="replay": the function could not be captured into a CUDA graph, and runs '
-        f"at each call from now on: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -> None:
@@ -336,6 +360,10 @@ def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:
     watched = [i for i in range(site.operand_count) if i not in writable]
 
     def checked(views: list[Any], own: list[Any], buffers: list[Any]) -> None:
+        called = _core.current_call()
+        if _config.debug and called is not None and called[3]:
+            work(views, own, buffers)  # a capture, in which no content can be looked at
+            return
         # The very arrays that the function gets: torch counts the changes of each.
         before = [(i, views[i], adapter.snapshot(views[i])) for i in watched]
         work(views, own, buffers)
@@ -380,8 +408,8 @@ def _debugging(work: Work, own_results: Sequence[int]) -> Work:
         for i in own_results:
             _core.fill(buffers[i], 0xA5)
         work(views, own, buffers)
-        _, ordinal, stream, _ = _core.current_call() or ("", 0, 0, False)
-        if stream:
+        _, ordinal, stream, capturing = _core.current_call() or ("", 0, 0, False)
+        if stream and not capturing:
             _core.synchronize(stream, ordinal)
 
     return debugged

@@ -44,14 +44,15 @@ def _resolve(key: int, text: str) -> Any:
             f"the program was built with; build the program again"
         )
     options = found.options
-    if (found.frameworks, options.out, options.graph) != (
+    if (found.frameworks, options.out, options.graph, options.scratch) != (
         spec["frameworks"],
         spec["out"],
         spec["graph"],
+        spec["scratch"],
     ):
         raise NotRegisteredError(
-            f"the program calls the function {name!r}, whose framework=, out= or graph= in this process is "
-            f"not the one that the program was built with; build the program again"
+            f"the program calls the function {name!r}, whose framework=, out=, graph= or scratch= in this "
+            f"process is not the one that the program was built with; build the program again"
         )
     witness = _identity.Witness()
     for tree in (arguments, own_results):
@@ -78,6 +79,7 @@ def _by_reference(spec: dict[str, Any]) -> Callee:
         callees[platform] = (
             found.callee.functions[platform] if isinstance(found, Function) else found
         )
+    state = callees.pop("state", None)
     return Callee(
         callees,
         framework=spec["frameworks"],
@@ -88,7 +90,9 @@ def _by_reference(spec: dict[str, Any]) -> Callee:
             "vmap_method": None,
             "has_side_effect": spec["side_effect"],
             "graph": spec["graph"],
+            "scratch": spec["scratch"],
         },
+        state=state,
         name=None,
     )
 

@@ -18,6 +18,10 @@ class InputChangedError(JaxbridgeError, RuntimeError):
     """A function wrote to an argument that is not declared in place."""
 
 
+class ReplayError(JaxbridgeError, RuntimeError):
+    """A replay of a CUDA graph gave other results than the function that was captured into it."""
+
+
 class NotRegisteredError(JaxbridgeError, LookupError):
     """A program calls a function that this process does not know."""
 

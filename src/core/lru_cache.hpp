@@ -56,6 +56,9 @@ class lru_cache {
     return gone;
   }
 
+  /// The value that was used longest ago. There is one.
+  [[nodiscard]] const Value& oldest() const noexcept { return entries_.back().second; }
+
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
 

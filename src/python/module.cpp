@@ -11,6 +11,7 @@
 #include "python/py.hpp"
 #include "python/python_target.hpp"
 #include "python/registry.hpp"
+#include "python/scratch.hpp"
 
 NB_MODULE(_core, m) {
   m.doc() = "The part of jaxbridge that is written in C++.";
@@ -23,6 +24,7 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_current_call(m);
   jaxbridge::python::bind_driver(m);
   jaxbridge::python::bind_numpy_array(m);
+  jaxbridge::python::bind_scratch(m);
   jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
   jaxbridge::python::bind_registry(m);

@@ -30,6 +30,8 @@ std::vector<argument> make_arguments(const nb::list& from) {
     argument a;
     if (kind == "value") {
       a.value = nb::borrow(item[1]);
+    } else if (kind == "state") {
+      a.what = argument::kind::state;
     } else {
       a.what = kind == "operand" ? argument::kind::operand : argument::kind::result;
       a.index = nb::cast<std::size_t>(item[1]);
@@ -85,7 +87,9 @@ class scope_guard {
   nb::object manager_;
 };
 
-void call_function(const plan& p, const binding& b) {
+void call_function(const plan& p, const binding& b, const occasion& on) {
+  nb::object state;
+  if (p.state.is_valid()) state = p.state(on.ordinal, on.stream.address());
   std::vector<nb::object> views;
   views.reserve(b.operand_sources.size() + b.own_sources.size());
   for (std::size_t i = 0; i < b.operand_sources.size(); ++i) {
@@ -100,8 +104,9 @@ void call_function(const plan& p, const binding& b) {
   };
 
   if (!p.function.is_valid()) {
-    const nb::list operand_views =
+    nb::list operand_views =
         list_of({views.begin(), views.begin() + static_cast<std::ptrdiff_t>(operand_count)});
+    if (state.is_valid()) operand_views.append(state);
     const nb::list own_views = own();
     views.clear();
     p.work(operand_views, own_views, list_of(b.results));
@@ -128,6 +133,9 @@ void call_function(const plan& p, const binding& b) {
       case argument::kind::result:
         arguments[i + 1] = views[operand_count + a.index].ptr();
         break;
+      case argument::kind::state:
+        arguments[i + 1] = state.ptr();
+        break;
     }
   }
   const std::size_t named =
@@ -146,10 +154,10 @@ void call_function(const plan& p, const binding& b) {
   p.finish(returned, own(), list_of(b.results));
 }
 
-void call_in(nb::object manager, const plan& p, const binding& b) {
+void call_in(nb::object manager, const plan& p, const binding& b, const occasion& on) {
   scope_guard guard(std::move(manager));
   try {
-    call_function(p, b);
+    call_function(p, b, on);
   } catch (nb::python_error& raised) {
     guard.leave(raised);
     throw;
@@ -186,21 +194,23 @@ void complete(binding& b, const plan& p) {
   for (binding::lease& l : b.result_leases) l.idle = Py_REFCNT(l.of.ptr());
 }
 
-void plan::call(const binding& b, std::int32_t ordinal, stream_ref stream) const {
+void plan::call(const binding& b, const occasion& on) const {
   if (!scope.is_valid()) {
-    call_function(*this, b);
-    return;
+    call_function(*this, b, on);
+  } else if (on.scratch != nullptr) {
+    call_in(scope(on.ordinal, on.stream.address(), on.scratch), *this, b, on);
+  } else {
+    call_in(scope(on.ordinal, on.stream.address()), *this, b, on);
   }
-  call_in(scope(ordinal, stream.address()), *this, b);
 }
 
-nb::object plan::call_captured(const binding& b, std::int32_t ordinal, stream_ref stream) const {
+nb::object plan::call_captured(const binding& b, const occasion& on) const {
   if (!capture_scope.is_valid()) {
-    call(b, ordinal, stream);
+    call(b, on);
     return nb::none();
   }
-  const nb::object made = capture_scope(ordinal, stream.address());
-  call_in(made[0], *this, b);
+  const nb::object made = capture_scope(on.ordinal, on.stream.address());
+  call_in(made[0], *this, b, on);
   return made[1];
 }
 
@@ -210,9 +220,9 @@ void bind_plan(nb::module_& m) {
       .def(
           "__init__",
           [](plan* self, const nb::list& operand_viewers, const nb::list& own_viewers,
-             nb::object scope, nb::object capture_scope, bool staged, nb::object function,
-             const nb::list& arguments, nb::object keywords, nb::object finish, bool writes,
-             nb::object work) {
+             nb::object scope, bool scratch, nb::object capture_scope, bool staged,
+             nb::object state, nb::object function, const nb::list& arguments, nb::object keywords,
+             nb::object finish, bool writes, nb::object work) {
             auto* const p = new (self) plan;
             for (const nb::handle v : operand_viewers) {
               p->operand_viewers.push_back(make_viewer(v));
@@ -221,6 +231,8 @@ void bind_plan(nb::module_& m) {
               p->own_viewers.emplace_back(nb::cast<std::size_t>(v[0]), make_viewer(v[1]));
             }
             p->staged = staged;
+            p->has_scratch = scratch;
+            if (!state.is_none()) p->state = std::move(state);
             if (!scope.is_none()) p->scope = std::move(scope);
             if (!capture_scope.is_none()) p->capture_scope = std::move(capture_scope);
             if (!function.is_none()) p->function = std::move(function);
@@ -233,20 +245,24 @@ void bind_plan(nb::module_& m) {
               const std::size_t count = a.what == argument::kind::operand
                                             ? p->operand_viewers.size()
                                             : p->own_viewers.size();
-              if (a.what != argument::kind::value && a.index >= count) {
+              if (a.what != argument::kind::value && a.what != argument::kind::state &&
+                  a.index >= count) {
                 throw nb::index_error("a plan's argument names a buffer that the call has not");
               }
             }
           },
           nb::kw_only(), nb::arg("operand_viewers"), nb::arg("own_viewers"),
-          nb::arg("scope") = nb::none(), nb::arg("capture_scope") = nb::none(),
-          nb::arg("staged") = false, nb::arg("function") = nb::none(),
+          nb::arg("scope") = nb::none(), nb::arg("scratch") = false,
+          nb::arg("capture_scope") = nb::none(), nb::arg("staged") = false,
+          nb::arg("state") = nb::none(), nb::arg("function") = nb::none(),
           nb::arg("arguments") = nb::list(), nb::arg("keywords") = nb::none(),
           nb::arg("finish") = nb::none(), nb::arg("writes") = false, nb::arg("work") = nb::none(),
           nb::sig("def __init__(self, *, operand_viewers: list[typing.Any], own_viewers: "
-                  "list[tuple[int, typing.Any]], scope: collections.abc.Callable[[int, int], "
-                  "typing.Any] | None = None, capture_scope: collections.abc.Callable[[int, int], "
-                  "tuple[typing.Any, typing.Any]] | None = None, staged: bool = False, function: "
+                  "list[tuple[int, typing.Any]], scope: collections.abc.Callable[..., "
+                  "typing.Any] | None = None, scratch: bool = False, capture_scope: "
+                  "collections.abc.Callable[[int, int], tuple[typing.Any, typing.Any]] | None = "
+                  "None, staged: bool = False, state: collections.abc.Callable[[int, int], "
+                  "typing.Any] | None = None, function: "
                   "collections.abc.Callable[..., typing.Any] | None = None, arguments: "
                   "list[tuple[str, typing.Any]] = [], keywords: tuple[str, ...] | None = None, "
                   "finish: collections.abc.Callable[..., None] | None = None, writes: bool = "

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dispatch/call.hpp"
+#include "core/dispatch/scratch.hpp"
 #include "core/lru_cache.hpp"
 #include "python/buffer.hpp"
 #include "python/py.hpp"
@@ -25,9 +26,10 @@ struct viewer {
   nb::object view;
 };
 
-/// One argument of the function: a value that is fixed, or the view of an operand or a result.
+/// One argument of the function: a value that is fixed, the view of an operand or a result, or the
+/// state.
 struct argument {
-  enum class kind : std::uint8_t { value, operand, result };
+  enum class kind : std::uint8_t { value, operand, result, state };
 
   kind what = kind::value;
   std::size_t index = 0;
@@ -60,6 +62,14 @@ struct binding {
   void revoke() const;
 };
 
+/// The call that a function is called for.
+struct occasion {
+  std::int32_t ordinal = 0;
+  stream_ref stream;
+  // Where the function allocates from; null: from where it likes.
+  std::shared_ptr<dispatch::scratch> scratch;
+};
+
 /// Made in Python (_plan.make_plan) and touched with the GIL held only.
 struct plan {
   jaxbridge::platform where = jaxbridge::platform::cpu;
@@ -69,11 +79,16 @@ struct plan {
   std::vector<viewer> operand_viewers;
   // The results that the function makes, by their position among all.
   std::vector<std::pair<std::size_t, viewer>> own_viewers;
-  /// `scope(ordinal, stream) -> context manager or None`, or null.
+  /// `scope(ordinal, stream) -> context manager or None`, or null. With a third argument, the
+  /// scratch memory of the call, where the function is to have some.
   nb::object scope;
+  bool has_scratch = false;
   /// The scope of a call that is captured: `capture_scope(ordinal, stream) -> (context manager,
   /// memory)`, where the memory is what the function allocates from; it lives as long as the graph.
   nb::object capture_scope;
+  /// `state(ordinal, stream)`: what was made once for the device, in the scope; or null. The last
+  /// of the operand views that `work` gets.
+  nb::object state;
   /// The callee works on host memory although the call is on CUDA.
   bool staged = false;
 
@@ -93,10 +108,9 @@ struct plan {
 
   /// Calls the function on views of the buffers. All views that this makes are gone when it
   /// returns.
-  void call(const binding& b, std::int32_t ordinal, stream_ref stream) const;
+  void call(const binding& b, const occasion& on) const;
   /// The same in a capture; returns what has to live as long as what was captured.
-  [[nodiscard]] nb::object call_captured(const binding& b, std::int32_t ordinal,
-                                         stream_ref stream) const;
+  [[nodiscard]] nb::object call_captured(const binding& b, const occasion& on) const;
 };
 
 /// Fills in what a plan needs to make a new binding's sources and leases.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 #include "core/exit.hpp"
 #include "python/current_call.hpp"
 #include "python/gil.hpp"
+#include "python/scratch.hpp"
 
 namespace jaxbridge::python {
 namespace {
@@ -78,42 +80,19 @@ std::span<const std::uintptr_t> key_of(const dispatch::call& c, const std::vecto
   return key;
 }
 
-// The same with dtypes and shapes, since a graph is looked up before the plan. Valid until this
-// thread's next use.
-std::span<const std::uintptr_t> replay_key_of(const dispatch::call& c) {
-  thread_local std::vector<std::uintptr_t> key;
-  const std::span<const std::uintptr_t> memory = key_of(c, nullptr);
-  key.assign(memory.begin(), memory.end());
-  for (const std::span<const any_buffer> list : {c.operands, c.results}) {
-    for (const any_buffer& b : list) {
-      key.push_back(static_cast<std::uintptr_t>(b.dtype) << 32 | b.shape.size());
-      for (const std::int64_t extent : b.shape) key.push_back(static_cast<std::uintptr_t>(extent));
-    }
-  }
-  return key;
-}
-
-// What a graph's work uses: the plan, and the memory that the function allocated from.
-struct captured_resources {
-  std::shared_ptr<plan> of;
-  nb::object memory;
-
-  static std::shared_ptr<void> keep(std::shared_ptr<plan> of, nb::object memory) {
-    // A graph can end on any thread, without the GIL.
-    return {new captured_resources{std::move(of), std::move(memory)}, [](captured_resources* r) {
-              const python_use use;
-              if (!use.granted()) return;
-              const thread_gil gil;
-              delete r;
-            }};
-  }
-};
-
 // The interpreter ended before the function did, and Python (3.12, 3.13) ends this thread. Nothing
 // of ours may run any more, not even a destructor, and XLA's frames cannot be unwound: the thread
 // waits for the end of the process, as Python itself has it from 3.14 on.
 [[noreturn]] void wait_for_the_end() {
   for (;;) pause();
+}
+
+graph_mode graph_mode_of(const std::string& text) {
+  if (text == "off") return graph_mode::off;
+  if (text == "replay") return graph_mode::replay;
+  if (text == "verify") return graph_mode::verify;
+  if (text == "xla") return graph_mode::xla;
+  throw std::invalid_argument("no graph mode: " + text);
 }
 
 // Marks a binding as in use: a call inside the call, or on another thread, makes its own.
@@ -139,22 +118,27 @@ nb::list positions_of_held(const std::vector<binding::lease>& leases) {
 }  // namespace
 
 python_target::python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
-                             nb::object on_not_captured, std::vector<index_pair> in_place,
-                             std::size_t limit, bool replays, bool capturable)
+                             nb::object on_not_captured, nb::object on_compared,
+                             std::vector<index_pair> in_place, std::size_t limit, graph_mode graph)
     : make_plan_(std::move(make_plan)),
       on_error_(std::move(on_error)),
       on_held_(std::move(on_held)),
-      on_not_captured_(std::move(on_not_captured)),
       in_place_(std::move(in_place)),
       limit_(limit),
-      capturable_(capturable),
-      graphs_(replays ? std::make_unique<replay::graphs>(limit) : nullptr) {
+      capturable_(graph == graph_mode::xla) {
   for (const auto& [operand, result] : in_place_) {
     if (operand >= dispatch::max_buffers || result >= dispatch::max_buffers) {
       throw std::invalid_argument("in_place names buffers that no call has");
     }
     if (writable_operand_.size() <= operand) writable_operand_.resize(operand + 1);
     writable_operand_[operand] = true;
+  }
+  if (graph == graph_mode::verify) {
+    replayer_ = std::make_unique<replayer>(limit, in_place_, std::move(on_not_captured),
+                                           std::move(on_compared));
+  } else if (graph == graph_mode::replay) {
+    replayer_ =
+        std::make_unique<replayer>(limit, in_place_, std::move(on_not_captured), nb::object());
   }
 }
 
@@ -165,8 +149,8 @@ python_target::~python_target() {
     (void)make_plan_.release();
     (void)on_error_.release();
     (void)on_held_.release();
-    (void)on_not_captured_.release();
     (void)captured_memory_.release();
+    (void)replayer_.release();
     for (std::shared_ptr<plan>& p : plans_) new std::shared_ptr<plan>(std::move(p));
     return;
   }
@@ -175,8 +159,8 @@ python_target::~python_target() {
   make_plan_.reset();
   on_error_.reset();
   on_held_.reset();
-  on_not_captured_.reset();
   captured_memory_.reset();
+  replayer_.reset();
   plans_.clear();
 }
 
@@ -206,10 +190,7 @@ std::size_t python_target::kept() const noexcept {
 void python_target::clear_plans() {
   // Destroying them runs Python, which can come back here.
   const std::vector<std::shared_ptr<plan>> cleared = std::exchange(plans_, {});
-  if (graphs_ == nullptr) return;
-  std::shared_ptr<void> graphs = graphs_->clear();
-  const nb::gil_scoped_release no_gil;  // they wait for their streams
-  graphs.reset();
+  if (replayer_ != nullptr) replayer_->clear();
 }
 
 std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
@@ -278,54 +259,51 @@ void python_target::end_lease(const std::shared_ptr<binding>& b,
            exception);
 }
 
-// Captures the call and launches what was captured. False where that did not work: then nothing of
-// it has run nor will, and it is not tried again.
-bool python_target::captured(const std::shared_ptr<plan>& p, const dispatch::call& c) {
-  const status failed = [&]() -> status {
-    result<cuda::capture> recording = cuda::capture::begin(c.device.ordinal);
-    if (!recording.ok()) return recording.error();
-    dispatch::call on_capture = c;
-    on_capture.stream = recording.value().stream();
-    const std::shared_ptr<binding> b = make_binding(*p, on_capture, nullptr);
-    const current_call_scope scope(on_capture);
-    nb::object memory;
-    try {
-      memory = p->call_captured(*b, c.device.ordinal, on_capture.stream);
-    } catch (__cxxabiv1::__forced_unwind&) {
-      wait_for_the_end();
-    } catch (nb::python_error& raised) {
-      b->revoke();
-      // What interrupts the program is not about the capture.
-      if (!raised.matches(PyExc_Exception)) throw;
-      return {status_code::failed_precondition, nb::cast<std::string>(nb::str(raised.value()))};
-    }
-    try {
-      end_lease(b, nb::none());
-    } catch (...) {
-      b->revoke();
-      throw;
-    }
-    auto made = recording.value().end(c.stream, captured_resources::keep(p, std::move(memory)));
-    if (!made.ok()) return made.error();
-    const std::shared_ptr<cuda::graph> graph = std::move(made.value());
-    if (status s = graph->launch(); !s.ok()) return s;
-    std::shared_ptr<void> gone = graphs_->keep(replay_key_of(c), graph);
-    const nb::gil_scoped_release no_gil;  // it waits for its stream
-    gone.reset();
-    return {};
-  }();
-  if (failed.ok()) return true;
-  if (graphs_->give_up()) on_not_captured_(nb::str(failed.message().c_str()));
-  return false;
+// Calls the function on the memory of `c`, whose stream is being captured.
+nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c) {
+  const std::shared_ptr<binding> b = make_binding(*p, c, nullptr);
+  const current_call_scope scope(c);
+  nb::object memory;
+  try {
+    memory = p->call_captured(*b, {c.device.ordinal, c.stream, nullptr});
+  } catch (__cxxabiv1::__forced_unwind&) {
+    wait_for_the_end();
+  } catch (nb::python_error& raised) {
+    b->revoke();
+    // What interrupts the program is not about the capture.
+    if (!raised.matches(PyExc_Exception)) throw;
+    throw not_captured(nb::cast<std::string>(nb::str(raised.value())));
+  }
+  try {
+    end_lease(b, nb::none());
+  } catch (...) {
+    b->revoke();
+    throw;
+  }
+  return memory;
 }
 
-void python_target::run(const std::shared_ptr<plan>& of, const dispatch::call& c,
+void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
                         const std::vector<void*>* host) {
-  plan& p = *of;
-  if (graphs_ != nullptr && host == nullptr && c.device.platform == platform::cuda &&
-      graphs_->should_capture(replay_key_of(c)) && captured(of, c)) {
+  if (replayer_ == nullptr || host != nullptr || c.device.platform != platform::cuda) {
+    run_now(p, c, host);
     return;
   }
+  const auto captured = [&](const dispatch::call& on) { return run_captured(p, on); };
+  if (replayer_->compares()) {
+    const auto now = [&] { run_now(p, c, nullptr); };
+    if (!replayer_->compared(c, p, captured, now)) now();
+    return;
+  }
+  if (replayer_->captured(c, p, captured)) return;
+  const auto start = std::chrono::steady_clock::now();
+  run_now(p, c, nullptr);
+  replayer_->ran(c, std::chrono::steady_clock::now() - start);
+}
+
+void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,
+                            const std::vector<void*>* host) {
+  plan& p = *of;
   std::shared_ptr<binding> b;
   bool is_kept = true;
   if (const std::shared_ptr<binding>* found = p.bindings->find(key_of(c, host)); found != nullptr) {
@@ -355,9 +333,12 @@ void python_target::run(const std::shared_ptr<plan>& of, const dispatch::call& c
   try {
     if (capturable_ && cuda::is_capturing(c.stream)) {
       // XLA captures: its graph lives at most as long as this target.
-      captured_memory_.append(p.call_captured(*b, c.device.ordinal, c.stream));
+      captured_memory_.append(p.call_captured(*b, {c.device.ordinal, c.stream, nullptr}));
+    } else if (p.has_scratch) {
+      const scratch_scope scratch(c);
+      p.call(*b, {c.device.ordinal, c.stream, scratch.get()});
     } else {
-      p.call(*b, c.device.ordinal, c.stream);
+      p.call(*b, {c.device.ordinal, c.stream, nullptr});
     }
   } catch (__cxxabiv1::__forced_unwind&) {
     wait_for_the_end();
@@ -429,9 +410,8 @@ status python_target::invoke(const dispatch::call& c) noexcept {
             "the Python interpreter is shutting down: a call that a program still had to make was "
             "not made. Wait for results (jax.block_until_ready) before the program ends."};
   }
-  if (graphs_ != nullptr && c.device.platform == platform::cuda) {
-    if (const auto graph = graphs_->find(replay_key_of(c)); graph != nullptr)
-      return graph->launch();
+  if (replayer_ != nullptr && c.device.platform == platform::cuda) {
+    if (std::optional<status> replayed = replayer_->replay(c)) return *std::move(replayed);
   }
   const thread_gil gil;
   try {
@@ -453,20 +433,24 @@ void bind_target(nb::module_& m) {
       .def(
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
-             nb::object on_not_captured, std::vector<python_target::index_pair> in_place,
-             std::size_t limit, bool replays, bool capturable) {
+             nb::object on_not_captured, nb::object on_compared,
+             std::vector<python_target::index_pair> in_place, std::size_t limit,
+             const std::string& graph) {
             new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
-                                     std::move(on_not_captured), std::move(in_place), limit,
-                                     replays, capturable);
+                                     std::move(on_not_captured), std::move(on_compared),
+                                     std::move(in_place), limit, graph_mode_of(graph));
           },
-          nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"), nb::arg("on_not_captured"),
-          nb::arg("in_place"), nb::arg("limit"), nb::arg("replays"), nb::arg("capturable"),
-          nb::sig("def __init__(self, make_plan: collections.abc.Callable[..., Plan], on_error: "
+          nb::kw_only(), nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"),
+          nb::arg("on_not_captured"), nb::arg("on_compared"), nb::arg("in_place"), nb::arg("limit"),
+          nb::arg("graph"),
+          nb::sig("def __init__(self, *, make_plan: collections.abc.Callable[..., Plan], on_error: "
                   "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
-                  "None], on_not_captured: collections.abc.Callable[[str], None], in_place: "
-                  "collections.abc.Sequence[tuple[int, int]], limit: int, replays: bool, "
-                  "capturable: bool) -> None"))
+                  "None], on_not_captured: collections.abc.Callable[[str], None], on_compared: "
+                  "collections.abc.Callable[..., None], in_place: "
+                  "collections.abc.Sequence[tuple[int, int]], limit: int, graph: str) -> None"))
       .def_prop_ro("replays", &python_target::replays, "How many of the calls replayed a graph.")
+      .def_prop_ro("staged", &python_target::staged,
+                   "How many of these replayed it on copies of their arrays.")
       .def_prop_ro("captures", &python_target::captures, "How often a call was captured.")
       .def_prop_ro("hits", &python_target::hits,
                    "How many of the calls came with addresses that were known.")

@@ -2,8 +2,10 @@
 // Capture, replay, and what is kept for which memory.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,17 +17,24 @@
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "core/replay/graphs.hpp"
+#include "core/replay/staged_graph.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
 
 namespace {
 
 using namespace jaxbridge::cuda;  // NOLINT: the names of cuda.h
 using fake_cuda::api;
+using jaxbridge::any_buffer;
 using jaxbridge::result;
 using jaxbridge::status_code;
 using jaxbridge::stream_ref;
+using jaxbridge::replay::call_key;
+using jaxbridge::replay::cost_of_staging;
 using jaxbridge::replay::graphs;
-using words = std::vector<std::uintptr_t>;
+using jaxbridge::replay::staged_graph;
+using jaxbridge::replay::staging_area;
+using jaxbridge::replay::step;
+namespace dispatch = jaxbridge::dispatch;
 
 class replay_test : public fake_cuda::cuda_test {
  protected:
@@ -240,61 +249,306 @@ TEST_F(replay_test, EveryDriverCallMayFail) {
   EXPECT_EQ(failed, position);
 }
 
+// ---- copies around the work
+// -----------------------------------------------------------------------
+
+// A call of one operand and one result, of one int each.
+struct int_call {
+  int operand = 0;
+  int result = 0;
+  any_buffer buffers[2];
+  dispatch::call call;
+
+  explicit int_call(stream_ref stream, int value = 0) : operand(value) {
+    buffers[0] = {&operand, jaxbridge::dtype::int32, {}};
+    buffers[1] = {&result, jaxbridge::dtype::int32, {}};
+    call.device = {jaxbridge::platform::cuda, 0};
+    call.stream = stream;
+    call.operands = {buffers, 1};
+    call.results = {buffers + 1, 1};
+  }
+};
+
+class staged_graph_test : public replay_test {
+ protected:
+  // A graph that copies the operand to the result, on memory of its own.
+  std::shared_ptr<const staged_graph> staged(
+      const int_call& like, std::span<const staging_area::index_pair> in_place = {},
+      std::shared_ptr<void> resources = nullptr) const {
+    auto area = staging_area::make(like.call, in_place);
+    if (!area.ok()) return nullptr;
+    std::vector<any_buffer> buffers;
+    const dispatch::call on_it = area.value()->call_on_it(like.call, buffers);
+    result<capture> c = capture::begin(0);
+    if (!c.ok()) return nullptr;
+    const auto& from = *static_cast<const int*>(on_it.operands[0].data);
+    auto& to = *static_cast<int*>(on_it.results[0].data);
+    if (copy(of(c.value()), from, to) != CUDA_SUCCESS) return nullptr;
+    struct kept {
+      std::shared_ptr<const staging_area> area;
+      std::shared_ptr<void> resources;
+    };
+    auto made = c.value().end(stream, std::make_shared<kept>(kept{area.value(), resources}),
+                              area.value()->copies(like.call));
+    if (!made.ok()) return nullptr;
+    return std::make_shared<staged_graph>(area.value(), made.value());
+  }
+};
+
+TEST_F(staged_graph_test, OneGraphServesCallsOnAnyMemory) {
+  const auto g = staged(int_call(stream));
+  ASSERT_NE(g, nullptr);
+  std::vector<std::unique_ptr<int_call>> calls;
+  for (int i = 1; i < 20; ++i) {
+    calls.push_back(std::make_unique<int_call>(stream, i));
+    EXPECT_TRUE(g->launch(calls.back()->call).ok());
+  }
+  for (const auto& c : calls) EXPECT_EQ(c->result, c->operand);
+  EXPECT_EQ(fake_cuda::count("cuGraphInstantiateWithFlags"), 1u);
+  EXPECT_EQ(fake_cuda::count("cuMemAlloc"), 1u);
+}
+
+TEST_F(staged_graph_test, LaunchesThatWaitKeepTheirOwnMemory) {
+  const auto g = staged(int_call(stream));
+  ASSERT_NE(g, nullptr);
+  api().hold_stream(handle, fake_cuda::hold::until_synchronized);
+  int_call a(stream, 3);
+  int_call b(stream, 4);
+  EXPECT_TRUE(g->launch(a.call).ok());
+  EXPECT_TRUE(g->launch(b.call).ok());
+  EXPECT_EQ(a.result, 0);
+  {
+    const auto scope = context_scope::enter(0);
+    EXPECT_EQ(driver::get().cuStreamSynchronize(handle), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(a.result, 3);
+  EXPECT_EQ(b.result, 4);
+}
+
+TEST_F(staged_graph_test, AnOperandInPlaceAndItsResultAreOneCopy) {
+  int_call c(stream, 5);
+  c.buffers[1].data = &c.operand;
+  const staging_area::index_pair pairs[] = {{0, 0}};
+  auto area = staging_area::make(c.call, pairs);
+  ASSERT_TRUE(area.ok());
+  std::vector<any_buffer> buffers;
+  const dispatch::call on_it = area.value()->call_on_it(c.call, buffers);
+  EXPECT_EQ(on_it.operands[0].data, on_it.results[0].data);
+  EXPECT_NE(on_it.operands[0].data, &c.operand);
+  const copies_around copies = area.value()->copies(c.call);
+  ASSERT_EQ(copies.before.size(), 1u);
+  ASSERT_EQ(copies.after.size(), 1u);
+  EXPECT_EQ(copies.before[0].from, &c.operand);
+  EXPECT_EQ(copies.after[0].to, &c.operand);
+}
+
+TEST_F(staged_graph_test, ArraysWithoutElementsAreNotCopied) {
+  int_call c(stream, 5);
+  const std::int64_t none[] = {0};
+  any_buffer buffers[] = {c.buffers[0], {nullptr, jaxbridge::dtype::int32, none}};
+  c.call.operands = buffers;
+  auto area = staging_area::make(c.call, {});
+  ASSERT_TRUE(area.ok());
+  std::vector<any_buffer> moved;
+  const dispatch::call on_it = area.value()->call_on_it(c.call, moved);
+  EXPECT_EQ(on_it.operands[1].data, nullptr);
+  const auto g = staged(c);
+  ASSERT_NE(g, nullptr);
+  EXPECT_TRUE(g->launch(c.call).ok());
+  EXPECT_EQ(c.result, 5);
+}
+
+TEST_F(staged_graph_test, MemoryAndResourcesEndAfterTheLastLaunch) {
+  int_call c(stream, 7);
+  std::vector<int> seen;
+  std::shared_ptr<void> resources(&c, [&](int_call* p) { seen.push_back(p->result); });
+  auto g = staged(int_call(stream), {}, std::move(resources));
+  ASSERT_NE(g, nullptr);
+  api().hold_stream(handle, fake_cuda::hold::until_synchronized);
+  EXPECT_TRUE(g->launch(c.call).ok());
+  EXPECT_TRUE(seen.empty());
+  EXPECT_EQ(api().live().device_blocks, 1u);
+  g.reset();
+  EXPECT_EQ(seen, std::vector<int>{7});
+  EXPECT_EQ(api().live().device_blocks, 0u);
+}
+
+TEST_F(staged_graph_test, EveryDriverCallMayFail) {
+  const auto prepare = [&] {
+    make_streams();
+    api().clear_calls();
+  };
+  const auto path = [&] {
+    int_call c(stream, 9);
+    const auto g = staged(c);
+    return g == nullptr || !g->launch(c.call).ok();
+  };
+  const std::set<std::string> gives_back = {"cuCtxPopCurrent", "cuGraphDestroy",
+                                            "cuStreamSynchronize", "cuGraphExecDestroy",
+                                            "cuMemFree"};
+  std::set<long> silent;
+  give_all_back();
+  api().reset(2);
+  driver::reset_for_testing();
+  EXPECT_TRUE(driver::status().ok());
+  prepare();
+  EXPECT_FALSE(path());
+  long position = 0;
+  bool launched = false;
+  std::string before;
+  for (const std::string& name : fake_cuda::call_names()) {
+    ++position;
+    const bool ends_scope = name == "cuCtxGetCurrent" && before == "cuCtxPopCurrent";
+    if (launched || ends_scope || gives_back.count(name) > 0) silent.insert(position);
+    launched = launched || name == "cuGraphLaunch";
+    before = name;
+  }
+  give_all_back();
+  const long failed = fail_every_call(prepare, path, silent);
+  EXPECT_EQ(failed, position);
+  EXPECT_GT(failed, 20);
+}
+
 // ---- which memory -------------------------------------------------------------------------------
 
-TEST_F(replay_test, MemoryThatComesAgainIsCaptured) {
+// Calls of one kind, told apart by one address.
+struct keys {
+  std::vector<std::uintptr_t> words;
+
+  explicit keys(std::uintptr_t memory, std::uintptr_t kind = 0) : words{kind, memory} {}
+  operator call_key() const {  // NOLINT(google-explicit-constructor)
+    return {words, std::span(words).first(1)};
+  }
+};
+
+step next(graphs& all, std::uintptr_t memory, std::size_t bytes = 0, std::size_t buffers = 2) {
+  return all.next(keys(memory), bytes, buffers);
+}
+
+TEST_F(staged_graph_test, MemoryThatComesAgainIsCaptured) {
   graphs all(4);
-  EXPECT_EQ(all.find(words{1}), nullptr);
-  EXPECT_FALSE(all.should_capture(words{1}));
-  EXPECT_FALSE(all.should_capture(words{2}));
-  EXPECT_TRUE(all.should_capture(words{1}));
+  EXPECT_EQ(all.find(keys(1)), nullptr);
+  EXPECT_EQ(next(all, 1), step::run);
+  EXPECT_EQ(next(all, 2), step::run);
+  EXPECT_EQ(next(all, 1), step::capture);
   int from = 1;
   int to = 0;
-  EXPECT_NE(all.keep(words{1}, recorded(from, to)), nullptr);
-  ASSERT_NE(all.find(words{1}), nullptr);
+  EXPECT_NE(all.keep(keys(1), std::shared_ptr<const graph>(recorded(from, to))), nullptr);
+  ASSERT_NE(all.find(keys(1)), nullptr);
   EXPECT_EQ(all.replays(), 1u);
   EXPECT_EQ(all.captures(), 1u);
   EXPECT_EQ(all.size(), 1u);
-  EXPECT_EQ(all.find(words{2}), nullptr);
-  EXPECT_TRUE(all.should_capture(words{2}));
+  EXPECT_EQ(all.find(keys(2)), nullptr);
+  EXPECT_EQ(all.find(keys(1, 1)), nullptr);  // other shapes
+  EXPECT_EQ(next(all, 2), step::capture);
 }
 
-TEST_F(replay_test, MemoryThatNeverComesAgainIsNotCaptured) {
+TEST_F(staged_graph_test, MemoryThatNeverComesAgainIsNotCaptured) {
   graphs all(4);
   for (std::uintptr_t i = 0; i < 1000; ++i) {
-    EXPECT_FALSE(all.should_capture(words{i}));
+    EXPECT_EQ(next(all, i), step::run);
+    all.ran(keys(i), std::chrono::microseconds(1));
   }
-  EXPECT_TRUE(all.should_capture(words{999}));
-  EXPECT_FALSE(all.should_capture(words{1}));  // too long ago
+  EXPECT_EQ(next(all, 999), step::capture);
+  EXPECT_EQ(next(all, 1), step::run);  // too long ago
 }
 
-TEST_F(replay_test, TheLeastRecentlyUsedGraphGoes) {
+TEST_F(staged_graph_test, CallsOnNewMemoryGetOneGraphWhereThatCostsLess) {
+  graphs all(4);
+  for (int i = 0; i < graphs::patience; ++i) {
+    EXPECT_EQ(next(all, static_cast<std::uintptr_t>(i)), step::run);
+    all.ran(keys(0), std::chrono::microseconds(i == 3 ? 20 : 500));
+    EXPECT_EQ(all.find_staged(keys(100)), nullptr);
+  }
+  EXPECT_EQ(next(all, 20), step::stage);
+  EXPECT_EQ(next(all, 21), step::run);  // until it is there
+  (void)all.keep(keys(0), staged(int_call(stream)));
+  EXPECT_NE(all.find_staged(keys(22)), nullptr);
+  EXPECT_EQ(all.find_staged(keys(22, 1)), nullptr);  // another kind
+  EXPECT_EQ(all.staged(), 1u);
+  EXPECT_EQ(all.replays(), 1u);
+  // What comes again gets its own.
+  EXPECT_EQ(all.find_staged(keys(22)), nullptr);
+  EXPECT_EQ(next(all, 22), step::capture);
+}
+
+TEST_F(staged_graph_test, WhatCostsLessIsChosen) {
+  EXPECT_GT(cost_of_staging(0, 2), std::chrono::microseconds(3));
+  EXPECT_LT(cost_of_staging(4096, 2), std::chrono::microseconds(10));
+  EXPECT_GT(cost_of_staging(std::size_t{100} << 20, 2), std::chrono::microseconds(50));
+  const auto decided = [](std::chrono::nanoseconds run, std::size_t bytes) {
+    graphs all(4);
+    for (std::uintptr_t i = 0; i < graphs::patience; ++i) {
+      (void)next(all, i, bytes);
+      all.ran(keys(0), run);
+    }
+    return next(all, 50, bytes);
+  };
+  EXPECT_EQ(decided(std::chrono::microseconds(20), 4096), step::stage);
+  EXPECT_EQ(decided(std::chrono::microseconds(3), 4096), step::run);
+  EXPECT_EQ(decided(std::chrono::microseconds(20), std::size_t{50} << 20), step::run);
+  EXPECT_EQ(decided(std::chrono::seconds(1), graphs::most_staged_bytes), step::stage);
+  EXPECT_EQ(decided(std::chrono::seconds(1), graphs::most_staged_bytes + 1), step::run);
+}
+
+TEST_F(staged_graph_test, AGraphInUseDoesNotGoForAnother) {
+  graphs all(2);
+  int from = 1;
+  int to = 0;
+  for (std::uintptr_t i = 0; i < 2; ++i) {
+    (void)all.keep(keys(i), std::shared_ptr<const graph>(recorded(from, to)));
+  }
+  // Three lists in turn, and room for two: the third goes without.
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_NE(all.find(keys(0)), nullptr);
+    EXPECT_NE(all.find(keys(1)), nullptr);
+    EXPECT_EQ(all.find(keys(2)), nullptr);
+    EXPECT_EQ(next(all, 2), step::run);
+  }
+  // Another program begins.
+  int calls = 0;
+  do {
+    EXPECT_EQ(all.find(keys(3)), nullptr);
+    ++calls;
+  } while (calls < 20 && next(all, 3) != step::capture);
+  EXPECT_GT(calls, 4);
+  EXPECT_LT(calls, 20);
+}
+
+TEST_F(staged_graph_test, TheLeastRecentlyUsedGraphGoes) {
   graphs all(2);
   int from = 1;
   int to = 0;
   std::vector<int> ended;
   for (int i = 0; i < 3; ++i) {
     std::shared_ptr<void> resources(&to, [&ended, i](void*) { ended.push_back(i); });
-    (void)all.keep(words{static_cast<std::uintptr_t>(i)}, recorded(from, to, std::move(resources)));
+    (void)all.keep(keys(static_cast<std::uintptr_t>(i)),
+                   std::shared_ptr<const graph>(recorded(from, to, std::move(resources))));
   }
   EXPECT_EQ(ended, std::vector<int>{0});
   EXPECT_EQ(all.size(), 2u);
+  (void)all.keep(keys(0), staged(int_call(stream)));
   std::shared_ptr<void> gone = all.clear();
   EXPECT_EQ(ended.size(), 1u);
+  EXPECT_EQ(api().live().device_blocks, 1u);
   gone.reset();
   EXPECT_EQ(ended.size(), 3u);
+  EXPECT_EQ(api().live().device_blocks, 0u);
   EXPECT_EQ(all.size(), 0u);
+  EXPECT_EQ(all.find_staged(keys(9)), nullptr);
 }
 
-TEST_F(replay_test, OnceGivenUpNothingIsCaptured) {
+TEST_F(staged_graph_test, OnceGivenUpNothingIsCaptured) {
   graphs all(4);
-  EXPECT_FALSE(all.should_capture(words{1}));
+  EXPECT_EQ(next(all, 1), step::run);
   EXPECT_TRUE(all.give_up());
   EXPECT_FALSE(all.give_up());
-  EXPECT_FALSE(all.should_capture(words{1}));
+  EXPECT_EQ(next(all, 1), step::run);
   graphs none(0);
-  EXPECT_FALSE(none.should_capture(words{1}));
-  EXPECT_FALSE(none.should_capture(words{1}));
+  EXPECT_EQ(next(none, 1), step::run);
+  EXPECT_EQ(next(none, 1), step::run);
+  none.ran(keys(1), std::chrono::seconds(1));
+  EXPECT_EQ(none.find_staged(keys(1)), nullptr);
 }
 
 }  // namespace

@@ -161,8 +161,8 @@ def test_the_end_of_a_plan_may_clear_the_plans():
             for target in targets:
                 target.clear_plans()
 
-    def target(*args, make=_core.Target):
-        targets.append(make(*args))
+    def target(*, make=_core.Target, **how):
+        targets.append(make(**how))
         return targets[-1]
 
     def finisher(*args, make=_plan._finisher):

@@ -216,7 +216,7 @@ def test_exported_programs_never_find_a_wrong_function(exported, tmp_path):
         elif name == "statics":
             assert "'a_program_library:helper', one of its arguments, has other code here" in text
         elif name == "out":
-            assert "whose framework=, out= or graph= in this process is not" in text
+            assert "whose framework=, out=, graph= or scratch= in this process is not" in text
         else:
             assert "whose code in this process is not the one that" in text, (name, text)
 

@@ -87,6 +87,13 @@ class Adapter(Protocol):
             NotImplementedError: the framework's work can't be captured; says why.
         """
 
+    def scratch_scope(self, ordinal: int, stream: int, scratch: "_core.Scratch") -> Scope:
+        """The scope of a call on CUDA whose allocations come from `scratch`. Asked where
+        `_options.scratch_frameworks` has the framework.
+
+        Its end raises ViewKeptError where the function, which did not raise, kept some of it.
+        """
+
     def signature(self, value: Any) -> Signature | None:
         """Shape and dtype of an array of this framework, None for anything else.
 

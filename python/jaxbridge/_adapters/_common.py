@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters share: stream objects, host scalars, the error for a dtype."""
+"""What the adapters share: stream objects, scopes, host scalars, errors."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from jaxbridge import _core
+from jaxbridge._errors import ViewKeptError
 
 standard_dtypes = frozenset(
     ["bool", "float16", "float32", "float64", "complex64", "complex128"]
@@ -35,6 +38,52 @@ class StreamCache(dict[tuple[int, int], Any]):
                     del self[next(iter(self))]
                 found = self[key] = self._make(*key)
             return found
+
+
+class Nested:
+    """A context manager inside another one."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, outer: Any, inner: Any) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        try:
+            self._inner.__enter__()
+        except BaseException:
+            self._outer.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._inner.__exit__(*exc)
+        finally:
+            self._outer.__exit__(*exc)
+
+
+class Relaxed:
+    """What captures forbid their thread is allowed inside: a pool may ask the device for memory."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = _core.exchange_capture_mode(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+    def __exit__(self, *exc: object) -> None:
+        _core.exchange_capture_mode(self._before)
+
+
+def kept_scratch(framework: str, arrays: list[str], nbytes: int, how_to_copy: str) -> ViewKeptError:
+    """The error where a function kept an array that lies in scratch memory."""
+    what = ", ".join(arrays) if arrays else f"{nbytes} bytes of {framework}'s"
+    return ViewKeptError(
+        f'scratch="xla": the function kept {what} after it returned. What it allocates is XLA\'s memory, '
+        f"and is used again: keep a copy on the host, make what lives longer in state=, or drop scratch= "
+        f"({how_to_copy} inside the function is scratch memory, too)"
+    )
 
 
 def is_host_scalar(value: Any) -> bool:

@@ -2,6 +2,7 @@
 """CuPy, on CUDA."""
 
 import functools
+import gc
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,15 @@ import numpy as np
 
 from jaxbridge import _core
 
-from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+from ._common import (
+    Nested,
+    Relaxed,
+    StreamCache,
+    is_host_scalar,
+    kept_scratch,
+    standard_dtypes,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     from . import Scope, Signature, Viewer
@@ -20,7 +29,6 @@ _MemoryPointer = cupy.cuda.MemoryPointer
 _UnownedMemory = cupy.cuda.UnownedMemory
 _get_device = cupy.cuda.runtime.getDevice
 _set_device = cupy.cuda.runtime.setDevice
-_relaxed = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _current_stream = cupy.cuda.get_current_stream
 
 # CuPy 14 knows ml_dtypes' bfloat16, where NumPy is new enough for it.
@@ -92,37 +100,68 @@ class _Scope:
                 _set_device(self._device_before)
 
 
-class _CaptureScope(_Scope):
-    """Allocations come from a pool of the graph's own."""
+class _Block:
+    """Gives a block of scratch memory back when CuPy's last array on it ends.
 
-    __slots__ = ("_allocator", "pool")
+    Not cupy.cuda.PythonFunctionAllocator: its memory crashes where a garbage collection ends it.
+    """
 
-    def __init__(self, ordinal: int, stream: Any) -> None:
-        super().__init__(ordinal, stream)
-        self.pool = cupy.cuda.MemoryPool()
-        self._allocator = cupy.cuda.using_allocator(self._allocate)
+    __slots__ = ("_pointer", "_scratch")
 
-    def _allocate(self, nbytes: int) -> Any:
-        # The pool may have to ask the device, which a capture forbids its thread otherwise.
-        before = _core.exchange_capture_mode(_relaxed)
-        try:
-            return self.pool.malloc(nbytes)
-        finally:
-            _core.exchange_capture_mode(before)
+    def __init__(self, scratch: "_core.Scratch", pointer: int) -> None:
+        self._scratch = scratch
+        self._pointer = pointer
+
+    def __del__(self) -> None:
+        self._scratch.free(self._pointer)
+
+
+class _Scratch:
+    """Allocations come from memory of XLA's, which has it back when the call ends."""
+
+    __slots__ = ("_allocator", "_scratch")
+
+    def __init__(self, ordinal: int, scratch: "_core.Scratch") -> None:
+        self._scratch = scratch
+
+        def allocate(nbytes: int) -> Any:
+            pointer = scratch.allocate(nbytes)
+            memory = _UnownedMemory(pointer, nbytes, _Block(scratch, pointer), ordinal)
+            return _MemoryPointer(memory, 0)
+
+        self._allocator = cupy.cuda.using_allocator(allocate)
 
     def __enter__(self) -> None:
-        super().__enter__()
-        try:
-            self._allocator.__enter__()
-        except BaseException:
-            super().__exit__(None, None, None)
-            raise
+        self._allocator.__enter__()
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            self._allocator.__exit__(None, None, None)
-        finally:
-            super().__exit__(*exc)
+        self._allocator.__exit__(None, None, None)
+        if exc[0] is not None or not self._scratch.live:
+            return
+        gc.collect()  # a cycle is not kept
+        live = self._scratch.live
+        if live:
+            raise kept_scratch("CuPy", _arrays_in(live), sum(n for _, n in live), "x.copy()")
+
+
+def _arrays_in(blocks: list[tuple[int, int]]) -> list[str]:
+    """The arrays whose memory lies in `blocks`, for a message."""
+    return [
+        f"an array {x.dtype}[{','.join(map(str, x.shape))}]"
+        for x in gc.get_objects()
+        if type(x) is _ndarray and any(b <= x.data.ptr < b + n for b, n in blocks)
+    ]
+
+
+def _private_pool() -> tuple[Any, Any]:
+    """A pool that only the work of one graph allocates from, and the scope in which it does."""
+    pool = cupy.cuda.MemoryPool()
+
+    def allocate(nbytes: int) -> Any:
+        with Relaxed():
+            return pool.malloc(nbytes)
+
+    return pool, cupy.cuda.using_allocator(allocate)
 
 
 class CupyAdapter:
@@ -164,8 +203,11 @@ class CupyAdapter:
         return _Scope(ordinal, _streams[ordinal, stream])
 
     def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
-        scope = _CaptureScope(ordinal, _streams[ordinal, stream])
-        return scope, scope.pool
+        pool, scope = _private_pool()
+        return Nested(self.scope("cuda", ordinal, stream), scope), pool
+
+    def scratch_scope(self, ordinal: int, stream: int, scratch: "_core.Scratch") -> "Scope":
+        return Nested(self.scope("cuda", ordinal, stream), _Scratch(ordinal, scratch))
 
     def signature(self, value: Any) -> "Signature | None":
         if isinstance(value, _ndarray) or is_host_scalar(value):

@@ -4,6 +4,7 @@
 import ctypes
 import functools
 import math
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,69 @@ class _Scope:
             self._gpu.__exit__(*exc)
 
 
+class _Captured(threading.local):
+    """The stream that this thread captures what it launches without a stream on; None: it does not."""
+
+    stream: Any = None
+
+
+_captured = _Captured()
+
+
+def _address(stream: Any) -> int:
+    handle = getattr(stream, "handle", stream)
+    return int(getattr(handle, "value", handle) or 0)
+
+
+@functools.cache
+def _redirect_launches() -> None:
+    """From now on, what a thread launches on Numba's default stream goes to the stream it captures.
+
+    Numba has no current stream, and its default one can't be captured: work there would run at once,
+    and be missing in the graph. Threads that capture nothing see no difference.
+    """
+    try:
+        from numba.cuda.dispatcher import _Kernel
+
+        launch = _Kernel.launch
+    except (ImportError, AttributeError) as error:
+        raise NotImplementedError(
+            f"this numba-cuda launches its kernels in a way that is not known ({error})"
+        ) from error
+
+    @functools.wraps(launch)
+    def redirected(
+        self: Any, args: Any, griddim: Any, blockdim: Any, stream: Any = 0, sharedmem: int = 0
+    ) -> Any:
+        captured = _captured.stream
+        if captured is not None and _address(stream) <= 2:  # the handles of default streams
+            # Older versions take Numba's stream objects, newer ones those of cuda.core.
+            from_handle = getattr(type(stream), "from_handle", None)
+            stream = from_handle(_address(captured)) if from_handle else captured
+        return launch(self, args, griddim, blockdim, stream, sharedmem)
+
+    _Kernel.launch = redirected
+
+
+class _CaptureScope:
+    """What is launched without a stream is captured."""
+
+    __slots__ = ("_before", "_gpu", "_stream")
+
+    def __init__(self, ordinal: int, stream: int, cuda: _Cuda) -> None:
+        self._gpu = cuda.gpus[ordinal]
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._gpu.__enter__()
+        self._before = _captured.stream
+        _captured.stream = self._gpu.get_primary_context().create_external_stream(self._stream)
+
+    def __exit__(self, *exc: object) -> None:
+        _captured.stream = self._before
+        self._gpu.__exit__(*exc)
+
+
 class NumbaAdapter(NumpyAdapter):
     """On CUDA without read-only arrays; a rank-0 array is one of Numba's, too."""
 
@@ -128,10 +192,9 @@ class NumbaAdapter(NumpyAdapter):
         return _Scope(ordinal, stream, _cuda())
 
     def capture_scope(self, ordinal: int, stream: int) -> Any:
-        # Work on Numba's default stream would run at once, and be missing in the graph.
-        raise NotImplementedError(
-            "Numba has no current stream, and its default one can't be captured"
-        )
+        _redirect_launches()
+        # Numba allocates with calls that a capture refuses: no pool.
+        return _CaptureScope(ordinal, stream, _cuda()), None
 
     def signature(self, value: Any) -> "Signature | None":
         if getattr(value, "__cuda_ndarray__", False):
@@ -148,7 +211,7 @@ class NumbaAdapter(NumpyAdapter):
             out.copy_to_device(np.array(value, order="C"))
         else:
             # The default stream by its name: without a stream Numba would wait for the device.
-            stream = out.gpu_data.context.get_default_stream()
+            stream = _captured.stream or out.gpu_data.context.get_default_stream()
             if value.flags["C_CONTIGUOUS"] and 0 not in value.strides:
                 out.copy_to_device(value, stream=stream)
                 return

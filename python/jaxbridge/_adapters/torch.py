@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch, on the CPU and on CUDA."""
 
+import gc
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -8,13 +10,18 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from jaxbridge import _config
+from jaxbridge import _config, _core, _frames
 
-from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+from ._common import (
+    Nested,
+    StreamCache,
+    is_host_scalar,
+    kept_scratch,
+    standard_dtypes,
+    unsupported,
+)
 
 if TYPE_CHECKING:
-    from jaxbridge import _core
-
     from . import Scope, Signature
 
 _Tensor = torch.Tensor
@@ -99,29 +106,81 @@ class _Scope:
             torch.cuda.set_device(self._device_before)
 
 
-class _CaptureScope(_Scope):
-    """Allocations come from a pool of the graph's own."""
+# Allocators of pools whose memory is the scratch of the call that its thread is in. Each is used by one
+# call at a time, since torch keeps account of addresses in it, and XLA gives the same ones again.
+_scratch_allocators: list[Any] = []
+# Of pools that end some day, with a tensor that a function has kept; torch has no reference of its own.
+_lost_allocators: list[Any] = []
 
-    __slots__ = ("_allocator", "pool")
 
-    def __init__(self, ordinal: int, stream: Any) -> None:
-        super().__init__(ordinal, stream)
-        self.pool = torch.cuda.MemPool()
-        self._allocator = torch.cuda.use_mem_pool(self.pool, ordinal)
+def _scratch_allocator() -> Any:
+    try:
+        return _scratch_allocators.pop()
+    except IndexError:
+        pass
+    try:
+        # What torch.cuda.memory.CUDAPluggableAllocator does with functions of a library.
+        return torch._C._cuda_customAllocator(*_core.scratch_hooks())
+    except AttributeError as error:
+        raise NotImplementedError(
+            f'scratch="xla": torch {torch.__version__} takes no allocator for a pool; drop scratch=, or '
+            f"use torch 2.5 or later"
+        ) from error
+
+
+class _Scratch:
+    """Allocations come from memory of XLA's, which has it back when the call ends."""
+
+    __slots__ = ("_allocator", "_ordinal", "_pool", "_scratch", "_use")
+
+    def __init__(self, ordinal: int, scratch: "_core.Scratch") -> None:
+        self._ordinal = ordinal
+        self._scratch = scratch
 
     def __enter__(self) -> None:
-        super().__enter__()
+        self._allocator = _scratch_allocator()
+        self._pool = torch.cuda.MemPool(self._allocator)
+        self._use = torch.cuda.use_mem_pool(self._pool, self._ordinal)
+        _core.enter_scratch_hooks(self._scratch)
         try:
-            self._allocator.__enter__()
+            self._use.__enter__()
         except BaseException:
-            super().__exit__(None, None, None)
+            _core.leave_scratch_hooks()
             raise
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, raised: Any, traceback: object) -> None:
         try:
-            self._allocator.__exit__(None, None, None)
+            self._use.__exit__(None, None, None)
+            # The end of a pool gives back what no tensor has.
+            self._use = self._pool = None
+            if self._scratch.live:
+                self._look_again(raised)
         finally:
-            super().__exit__(*exc)
+            kept = self._scratch.live
+            (_lost_allocators if kept else _scratch_allocators).append(self._allocator)
+            _core.leave_scratch_hooks()
+        if kept and raised is None:
+            raise kept_scratch("torch", _tensors_in(kept), sum(n for _, n in kept), "x.clone()")
+
+    def _look_again(self, raised: BaseException | None) -> None:
+        """Frees what is not kept, but still there: in a cycle, or in the frames of an exception."""
+        if raised is not None:
+            _frames.end(raised, sys.exception(), sys._getframe(3))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _tensors_in(blocks: list[tuple[int, int]]) -> list[str]:
+    """The tensors whose memory lies in `blocks`, for a message."""
+    found = []
+    for x in gc.get_objects():
+        # By its type: some objects do things when their class is asked for.
+        if issubclass(type(x), torch.Tensor) and x.is_cuda:
+            pointer = x.untyped_storage().data_ptr()
+            if any(b <= pointer < b + n for b, n in blocks):
+                dtype = str(x.dtype).removeprefix("torch.")
+                found.append(f"a tensor {dtype}[{','.join(map(str, x.shape))}]")
+    return found
 
 
 class TorchAdapter:
@@ -165,8 +224,12 @@ class TorchAdapter:
     def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
         if not hasattr(torch.cuda, "MemPool"):
             raise NotImplementedError(f"torch {torch.__version__} has no torch.cuda.MemPool")
-        scope = _CaptureScope(ordinal, _streams[ordinal, stream])
-        return scope, scope.pool
+        pool = torch.cuda.MemPool()
+        scope = torch.cuda.use_mem_pool(pool, ordinal)
+        return Nested(self.scope("cuda", ordinal, stream), scope), pool
+
+    def scratch_scope(self, ordinal: int, stream: int, scratch: "_core.Scratch") -> "Scope":
+        return Nested(self.scope("cuda", ordinal, stream), _Scratch(ordinal, scratch))
 
     def signature(self, value: Any) -> "Signature | None":
         if not isinstance(value, _Tensor):

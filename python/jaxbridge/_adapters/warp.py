@@ -2,6 +2,7 @@
 """Warp, on the CPU and on CUDA."""
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,14 @@ import warp as wp
 
 from jaxbridge import _core
 
-from ._common import StreamCache, is_host_scalar, standard_dtypes, unsupported
+from ._common import (
+    Nested,
+    Relaxed,
+    StreamCache,
+    is_host_scalar,
+    standard_dtypes,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     from . import Scope, Signature
@@ -70,7 +78,14 @@ class _Allocator:
         self.memory_kind = getattr(inner, "memory_kind", None)
         self._stream = stream
         self._is_used = False
-        self.in_call = False
+        self._in_call = False
+
+    def enter(self) -> None:
+        self._in_call = True
+
+    def leave(self) -> None:
+        self._in_call = False
+        self._order()
 
     def allocate(self, size_in_bytes: int) -> Any:
         self._is_used = True
@@ -78,15 +93,55 @@ class _Allocator:
 
     def deallocate(self, ptr: int, size_in_bytes: int) -> None:
         # What outlives its call was put in order by the end of the call, or of a later one.
-        if self.in_call:
-            self.order()
+        if self._in_call:
+            self._order()
         self.inner.deallocate(ptr, size_in_bytes)
 
-    def order(self) -> None:
+    def _order(self) -> None:
         """What is freed from now on is freed after the work that XLA's stream has now."""
         # A capture keeps what was allocated under it, and does not take the null stream.
         if self._is_used and not self._stream.is_capturing:
             _core.stream_order(self._stream.cuda_stream or 0, 0, self._stream.device.ordinal)
+
+
+class _Pool:
+    """Memory that only the work of one graph allocates: as long as the graph."""
+
+    deallocate_requires_context_guard = True
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._inner = device.default_allocator
+        self.memory_kind = getattr(self._inner, "memory_kind", None)
+        self._blocks: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        # Warp's record of the capture, which keeps the modules of its kernels loaded.
+        self.graph: Any = None
+
+    def enter(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def allocate(self, size_in_bytes: int) -> int:
+        free = self._free.get(size_in_bytes)
+        if free:
+            return free.pop()  # in the order of the one stream that is captured
+        with Relaxed():
+            made: int = self._inner.allocate(size_in_bytes)
+        self._blocks[made] = size_in_bytes
+        return made
+
+    def deallocate(self, ptr: int, size_in_bytes: int) -> None:
+        self._free.setdefault(self._blocks[ptr], []).append(ptr)
+
+    def __del__(self) -> None:
+        if sys is None or sys.is_finalizing():
+            return
+        with self._device.context_guard:
+            for ptr, size in self._blocks.items():
+                self._inner.deallocate(ptr, size)
 
 
 class _Turn:
@@ -105,10 +160,10 @@ class _Turn:
         self._device_before: Any = None
         self._stream_before: Any = None
         self._allocators: dict[Any, _Allocator] = {}
-        self._allocator: _Allocator | None = None
+        self._allocator: _Allocator | _Pool | None = None
         self._allocator_scope: Any = None
 
-    def take(self, device: Any, stream: Any) -> None:
+    def take(self, device: Any, stream: Any, pool: _Pool | None = None) -> None:
         me = threading.get_ident()
         with self._free:
             while self._threads and (device is not self._device or stream is not self._stream):
@@ -119,7 +174,7 @@ class _Turn:
                     )
                 self._free.wait()
             if not self._threads:
-                self._set(device, stream)
+                self._set(device, stream, pool)
             self._threads.append(me)
 
     def give_back(self) -> None:
@@ -132,13 +187,13 @@ class _Turn:
             finally:
                 self._free.notify_all()
 
-    def _set(self, device: Any, stream: Any) -> None:
+    def _set(self, device: Any, stream: Any, pool: _Pool | None) -> None:
         if stream is not None:
             self._stream_before = device.stream
             # Without an order between the two: XLA's stream waits for nothing of Warp's.
             device.set_stream(stream, sync=False)
             try:
-                self._set_allocator(device, stream)
+                self._set_allocator(device, pool or self._allocator_of(device, stream))
             except BaseException:
                 device.set_stream(self._stream_before, sync=False)
                 raise
@@ -153,19 +208,24 @@ class _Turn:
             device.set_stream(self._stream_before, sync=False)
             self._restore_allocator()
 
-    def _set_allocator(self, device: Any, stream: Any) -> None:
+    def _allocator_of(self, device: Any, stream: Any) -> _Allocator | None:
         if _ScopedAllocator is None:
-            return
+            return None
         inner = device.get_allocator()
         allocator = self._allocators.get(stream)
         if allocator is None or allocator.inner is not inner:
             if len(self._allocators) >= StreamCache.limit:
                 self._allocators.clear()
             allocator = self._allocators[stream] = _Allocator(inner, stream)
+        return allocator
+
+    def _set_allocator(self, device: Any, allocator: _Allocator | _Pool | None) -> None:
+        if allocator is None:
+            return
         self._allocator = allocator
         self._allocator_scope = _ScopedAllocator(device, allocator)
         self._allocator_scope.__enter__()
-        allocator.in_call = True
+        allocator.enter()
 
     def _restore_allocator(self) -> None:
         allocator, scope = self._allocator, self._allocator_scope
@@ -173,8 +233,7 @@ class _Turn:
             return
         self._allocator = self._allocator_scope = None
         scope.__exit__(None, None, None)
-        allocator.in_call = False
-        allocator.order()
+        allocator.leave()
 
 
 _turn = _Turn()
@@ -183,14 +242,15 @@ _turn = _Turn()
 class _Scope:
     """Warp's default device, its current stream, and the thread's CUDA context."""
 
-    __slots__ = ("_device", "_stream")
+    __slots__ = ("_device", "_pool", "_stream")
 
-    def __init__(self, device: Any, stream: Any) -> None:
+    def __init__(self, device: Any, stream: Any, pool: _Pool | None = None) -> None:
         self._device = device
         self._stream = stream
+        self._pool = pool
 
     def __enter__(self) -> None:
-        _turn.take(self._device, self._stream)
+        _turn.take(self._device, self._stream, self._pool)
         if self._stream is not None:
             try:
                 self._device.context_guard.__enter__()
@@ -204,6 +264,27 @@ class _Scope:
                 self._device.context_guard.__exit__(*exc)
         finally:
             _turn.give_back()
+
+
+class _Capture:
+    """Tells Warp that its current stream is being captured."""
+
+    __slots__ = ("_pool", "_stream")
+
+    def __init__(self, stream: Any, pool: _Pool) -> None:
+        self._stream = stream
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        wp.capture_begin(stream=self._stream, force_module_load=False, external=True)
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self._pool.graph = wp.capture_end(stream=self._stream)
+        except RuntimeError:
+            # A capture that failed: that is known, where the function raised.
+            if exc[0] is None:
+                raise
 
 
 class WarpAdapter:
@@ -255,7 +336,15 @@ class WarpAdapter:
         return _Scope(_device(f"cuda:{ordinal}"), _streams[ordinal, stream])
 
     def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
-        raise NotImplementedError("Warp's work is captured by a later version of jaxbridge")
+        if _ScopedAllocator is None:
+            raise NotImplementedError(
+                f"Warp {wp.__version__} has no allocators for one device, which a graph needs; use "
+                f"warp-lang 1.13 or later"
+            )
+        device = _device(f"cuda:{ordinal}")
+        pool = _Pool(device)
+        on = _streams[ordinal, stream]
+        return Nested(_Scope(device, on, pool), _Capture(on, pool)), pool
 
     def signature(self, value: Any) -> "Signature | None":
         if not isinstance(value, (_array, wp.indexedarray)):

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cuda/device_memory.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
+#include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
+#include "core/exit.hpp"
 
 namespace jaxbridge::cuda {
 namespace {
@@ -26,6 +29,25 @@ jaxbridge::status fill(void* to, unsigned char value, std::size_t bytes, stream_
   if (bytes == 0) return {};
   return check(driver::get().cuMemsetD8Async(pointer(to), value, bytes, handle(stream)),
                "cuMemsetD8Async");
+}
+
+result<device_block> device_block::allocate(int ordinal, std::size_t bytes) {
+  const result<context_scope> current = context_scope::enter(ordinal);
+  if (!current.ok()) return current.error();
+  CUdeviceptr made = 0;
+  if (jaxbridge::status s =
+          check(driver::get().cuMemAlloc(&made, std::max<std::size_t>(bytes, 1)), "cuMemAlloc");
+      !s.ok()) {
+    return s;
+  }
+  return device_block(reinterpret_cast<std::byte*>(made), ordinal);
+}
+
+device_block::~device_block() {
+  if (data_ == nullptr || exiting()) return;
+  const auto current = context_scope::enter(ordinal_);
+  // Nobody can be told, and the memory is lost then.
+  (void)driver::get().cuMemFree(pointer(data_));
 }
 
 jaxbridge::status synchronize(stream_ref stream) {

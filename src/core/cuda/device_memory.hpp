@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <jaxbridge/status.hpp>
 #include <jaxbridge/stream.hpp>
+#include <utility>
 
 namespace jaxbridge::cuda {
 
@@ -15,6 +16,29 @@ namespace jaxbridge::cuda {
 /// Enqueues setting every byte to `value`. Nothing for 0 bytes.
 [[nodiscard]] jaxbridge::status fill(void* to, unsigned char value, std::size_t bytes,
                                      stream_ref stream);
+
+/// Device memory of our own.
+class [[nodiscard]] device_block {
+ public:
+  /// At least 1 byte, aligned to 256. Blocks, and not in a capture of this thread.
+  [[nodiscard]] static result<device_block> allocate(int ordinal, std::size_t bytes);
+
+  device_block(device_block&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), ordinal_(other.ordinal_) {}
+  device_block(const device_block&) = delete;
+  device_block& operator=(const device_block&) = delete;
+  device_block& operator=(device_block&&) = delete;
+  /// Waits for the device.
+  ~device_block();
+
+  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept { return data_ + offset; }
+
+ private:
+  device_block(std::byte* data, int ordinal) noexcept : data_(data), ordinal_(ordinal) {}
+
+  std::byte* data_;  // null: moved from
+  int ordinal_;
+};
 
 /// The host waits for all that was enqueued on `stream`: call it without the GIL and without a
 /// lock.

@@ -37,9 +37,18 @@ namespace jaxbridge::cuda {
   X(cuThreadExchangeStreamCaptureMode, 12000, (CUstreamCaptureMode * mode))                     \
   X(cuStreamEndCapture, 12000, (CUstream stream, CUgraph * graph))                              \
   X(cuGraphGetNodes, 12000, (CUgraph graph, CUgraphNode * nodes, std::size_t * count))          \
-  X(cuGraphInstantiate, 12000,                                                                  \
+  X(cuGraphInstantiateWithFlags, 12000,                                                         \
     (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                        \
   X(cuGraphLaunch, 12000, (CUgraphExec executable, CUstream stream))                            \
+  X(cuGraphCreate, 12000, (CUgraph * graph, unsigned int flags))                                \
+  X(cuGraphAddMemcpyNode, 12000,                                                                \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,            \
+     const CUDA_MEMCPY3D* what, CUcontext context))                                             \
+  X(cuGraphAddChildGraphNode, 12000,                                                            \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,            \
+     CUgraph child))                                                                            \
+  X(cuGraphExecMemcpyNodeSetParams, 12000,                                                      \
+    (CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D* what, CUcontext context))   \
   X(cuGraphExecDestroy, 12000, (CUgraphExec executable))                                        \
   X(cuGraphDestroy, 12000, (CUgraph graph))                                                     \
   X(cuStreamQuery, 12000, (CUstream stream))                                                    \
@@ -56,6 +65,8 @@ namespace jaxbridge::cuda {
     (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream))                     \
   X(cuMemsetD8Async, 12000,                                                                     \
     (CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream))                  \
+  X(cuMemAlloc, 12000, (CUdeviceptr * memory, std::size_t bytes))                               \
+  X(cuMemFree, 12000, (CUdeviceptr memory))                                                     \
   X(cuMemHostAlloc, 12000, (void** memory, std::size_t bytes, unsigned int flags))              \
   X(cuMemFreeHost, 12000, (void* memory))                                                       \
   X(cuPointerGetAttribute, 12000,                                                               \

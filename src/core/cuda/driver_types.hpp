@@ -85,6 +85,27 @@ enum CUmemorytype : unsigned int {
   CU_MEMORYTYPE_DEVICE = 2,
 };
 
+/// A box of bytes that is copied. Only what a row between two pieces of device memory needs is
+/// named; the rest stays 0.
+struct CUDA_MEMCPY3D {
+  std::size_t src_position[4];
+  CUmemorytype srcMemoryType;
+  const void* srcHost;
+  CUdeviceptr srcDevice;
+  void* src_array[2];
+  std::size_t src_pitch[2];
+  std::size_t dst_position[4];
+  CUmemorytype dstMemoryType;
+  void* dstHost;
+  CUdeviceptr dstDevice;
+  void* dst_array[2];
+  std::size_t dst_pitch[2];
+  std::size_t WidthInBytes;
+  std::size_t Height;
+  std::size_t Depth;
+};
+static_assert(sizeof(CUDA_MEMCPY3D) == 200);
+
 inline constexpr unsigned int CU_EVENT_DISABLE_TIMING = 2;
 inline constexpr unsigned int CU_MEMHOSTALLOC_PORTABLE = 1;
 inline constexpr unsigned int CU_STREAM_NON_BLOCKING = 1;

@@ -90,7 +90,8 @@ status check_list(const Args& list, void** entries, const char* kind) noexcept {
   return {};
 }
 
-// The text of an error that XLA gave us; the error is ours to destroy.
+}  // namespace
+
 std::string consume(const ffi::api& api, ffi::error* error) noexcept {
   ffi::error_get_message_args get{sizeof(get), nullptr, error, nullptr};
   api.error_get_message(&get);
@@ -99,8 +100,6 @@ std::string consume(const ffi::api& api, ffi::error* error) noexcept {
   api.error_destroy(&destroy);
   return text;
 }
-
-}  // namespace
 
 call_memory::call_memory(std::size_t count) noexcept {
   const std::size_t depth = blocks.depth++;
@@ -165,6 +164,8 @@ status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
     return malformed("no table of functions");
   }
   const ffi::api& api = *frame.api;
+  out.api = frame.api;
+  out.context = frame.ctx;
   out.device = {where, 0};
   if (ffi::has_slot(api.struct_size, offsetof(ffi::api, device_ordinal_get))) {
     ffi::device_ordinal_get_args get{sizeof(get), nullptr, frame.ctx, 0};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "jaxbridge/abi/xla_ffi.hpp"
@@ -28,7 +29,14 @@ struct call {
   stream_ref stream;
   std::span<const any_buffer> operands;
   std::span<const any_buffer> results;
+  /// The runtime's functions and what they want to know the call by.
+  const abi::xla_ffi::api* api = nullptr;
+  abi::xla_ffi::invoke_context* context = nullptr;
 };
+
+/// The text of an error that a function of `api` returned; destroys the error.
+[[nodiscard]] std::string consume(const abi::xla_ffi::api& api,
+                                  abi::xla_ffi::error* error) noexcept;
 
 /// Memory that a thread uses again for each call's list of buffers. A call within a call (a callee
 /// that runs another program) takes the next block, so that the outer call's lists stay as they

@@ -1,40 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/replay/graphs.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace jaxbridge::replay {
+namespace {
 
-std::shared_ptr<const cuda::graph> graphs::find(key_view key) {
+template <class T>
+std::shared_ptr<void> to_be_destroyed(T gone) {
+  return std::make_shared<T>(std::move(gone));
+}
+
+}  // namespace
+
+std::chrono::nanoseconds cost_of_staging(std::size_t bytes, std::size_t buffers) {
+  constexpr std::size_t launch_ns = 3000;
+  constexpr std::size_t copy_ns = 700;
+  constexpr std::size_t bytes_per_ns = 2000;  // 2 TB/s
+  return std::chrono::nanoseconds(launch_ns + copy_ns * buffers + bytes / bytes_per_ns);
+}
+
+std::shared_ptr<const cuda::graph> graphs::find(const call_key& key) {
   const std::lock_guard lock(mutex_);
-  const std::shared_ptr<const cuda::graph>* const found = graphs_.find(key);
+  ++clock_;
+  entry* const found = graphs_.find(key.memory);
   if (found == nullptr) return nullptr;
+  found->last_used = clock_;
   ++replays_;
-  return *found;
+  return found->graph;
 }
 
-bool graphs::should_capture(key_view key) {
-  if (given_up_) return false;
+std::shared_ptr<const staged_graph> graphs::find_staged(const call_key& key) {
   const std::lock_guard lock(mutex_);
-  if (graphs_.limit() == 0) return false;
-  if (seen_.find(key) != nullptr) return true;
-  (void)seen_.insert(key, true);
-  return false;
+  const kind* const found = kinds_.find(key.kind);
+  if (found == nullptr || found->staged == nullptr) return nullptr;
+  if (seen_.find(key.memory) != nullptr) {
+    if (has_room()) return nullptr;
+  } else {
+    (void)seen_.insert(key.memory, true);
+  }
+  ++replays_;
+  ++staged_;
+  return found->staged;
 }
 
-std::shared_ptr<void> graphs::keep(key_view key, std::shared_ptr<const cuda::graph> made) {
+// The lock is held.
+bool graphs::has_room() const {
+  if (graphs_.size() < graphs_.limit()) return true;
+  // An entry that was used not long ago is one of a round that is longer than the table.
+  return clock_ - graphs_.oldest().last_used > 4 * graphs_.limit();
+}
+
+// The lock is held.
+graphs::kind* graphs::kind_of(const call_key& key, std::shared_ptr<void>& gone) {
+  if (kind* const found = kinds_.find(key.kind); found != nullptr) return found;
+  gone = to_be_destroyed(kinds_.insert(key.kind, kind{}));
+  return kinds_.find(key.kind);
+}
+
+step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers) {
+  if (given_up_) return step::run;
+  std::shared_ptr<void> gone;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  if (graphs_.limit() == 0) return step::run;
+  if (seen_.find(key.memory) != nullptr) {
+    if (has_room()) return step::capture;
+  } else {
+    (void)seen_.insert(key.memory, true);
+  }
+  kind& k = *kind_of(key, gone);
+  if (k.is_decided || ++k.misses <= patience) return step::run;
+  k.is_decided = true;
+  const bool is_cheaper =
+      k.fastest_run != not_known && cost_of_staging(bytes, buffers) < k.fastest_run;
+  return is_cheaper && bytes <= most_staged_bytes ? step::stage : step::run;
+}
+
+void graphs::ran(const call_key& key, std::chrono::nanoseconds duration) {
+  const std::lock_guard lock(mutex_);
+  if (kind* const found = kinds_.find(key.kind); found != nullptr) {
+    found->fastest_run = std::min(found->fastest_run, duration);
+  }
+}
+
+std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const cuda::graph> made) {
   ++captures_;
   const std::lock_guard lock(mutex_);
-  (void)seen_.erase(key);
-  if (graphs_.find(key) != nullptr) return std::make_shared<decltype(made)>(std::move(made));
-  auto gone = graphs_.insert(key, std::move(made));
-  return std::make_shared<decltype(gone)>(std::move(gone));
+  (void)seen_.erase(key.memory);
+  if (graphs_.find(key.memory) != nullptr) return to_be_destroyed(std::move(made));
+  return to_be_destroyed(graphs_.insert(key.memory, entry{std::move(made), clock_}));
+}
+
+std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const staged_graph> made) {
+  ++captures_;
+  std::shared_ptr<void> gone;
+  const std::lock_guard lock(mutex_);
+  kind& k = *kind_of(key, gone);
+  k.is_decided = true;
+  if (k.staged == nullptr) {
+    k.staged = std::move(made);
+    return gone;
+  }
+  return to_be_destroyed(std::pair(std::move(gone), std::move(made)));
 }
 
 std::shared_ptr<void> graphs::clear() {
   const std::lock_guard lock(mutex_);
-  seen_ = lru_cache<bool>(4 * graphs_.limit());
-  return std::make_shared<table>(std::exchange(graphs_, table(graphs_.limit())));
+  seen_ = lru_cache<bool>(seen_.limit());
+  return to_be_destroyed(std::pair(std::exchange(graphs_, table(graphs_.limit())),
+                                   std::exchange(kinds_, kind_table(kinds_.limit()))));
 }
 
 std::size_t graphs::size() const {

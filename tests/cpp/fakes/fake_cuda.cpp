@@ -41,12 +41,19 @@ struct capture {
   std::set<CUstream> unjoined;
 };
 
+struct CUgraphNode_st {
+  std::vector<work> recorded;  // one piece, or those of a child graph
+  std::set<CUgraphNode> after;
+  bool is_copy = false;
+};
+
+// In an order that its edges allow. Shared with the executable, by which nodes are named.
 struct CUgraph_st {
-  std::vector<work> nodes;
+  std::vector<std::shared_ptr<CUgraphNode_st>> nodes;
 };
 
 struct CUgraphExec_st {
-  std::vector<work> nodes;
+  std::vector<std::pair<CUgraphNode, CUgraphNode_st>> nodes;
 };
 
 struct CUstream_st {
@@ -118,6 +125,7 @@ struct world {
   std::map<CUgraph, std::unique_ptr<CUgraph_st>> graphs;
   std::map<CUgraphExec, std::unique_ptr<CUgraphExec_st>> executables;
   std::map<void*, std::size_t> host_blocks;
+  std::map<void*, std::size_t> device_blocks;
   std::map<std::thread::id, std::vector<CUcontext>> contexts;
   std::map<std::thread::id, CUstreamCaptureMode> capture_modes;  // 0, the global one, at first
   std::size_t created = 0;                                       // streams, by the code under test
@@ -602,7 +610,10 @@ CUresult fake_stream_end_capture(CUstream handle, CUgraph* graph) {
     const CUresult code = capture_ends(handle, ended);
     if (code != CUDA_SUCCESS) return code;
     auto made = std::make_unique<CUgraph_st>();
-    made->nodes = ended->recorded;
+    for (const work& w : ended->recorded) {
+      made->nodes.push_back(std::make_shared<CUgraphNode_st>());
+      made->nodes.back()->recorded.push_back(w);
+    }
     *graph = made.get();
     now->graphs.emplace(*graph, std::move(made));
     return CUDA_SUCCESS;
@@ -619,11 +630,11 @@ CUresult fake_graph_get_nodes(CUgraph graph, CUgraphNode* nodes, std::size_t* co
 }
 
 CUresult fake_graph_instantiate(CUgraphExec* executable, CUgraph graph, unsigned long long flags) {
-  return entry("cuGraphInstantiate", {word(graph), flags}, true, [&](locked&) {
+  return entry("cuGraphInstantiateWithFlags", {word(graph), flags}, true, [&](locked&) {
     const auto found = now->graphs.find(graph);
     if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
     auto made = std::make_unique<CUgraphExec_st>();
-    made->nodes = found->second->nodes;
+    for (const auto& node : found->second->nodes) made->nodes.emplace_back(node.get(), *node);
     *executable = made.get();
     now->executables.emplace(*executable, std::move(made));
     return CUDA_SUCCESS;
@@ -636,11 +647,100 @@ CUresult fake_graph_launch(CUgraphExec executable, CUstream handle) {
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
     const auto found = now->executables.find(executable);
     if (found == now->executables.end()) return CUDA_ERROR_INVALID_VALUE;
-    for (const work& w : found->second->nodes) {
-      if (const CUresult code = enqueue(s, w); code != CUDA_SUCCESS) return code;
+    for (const auto& [name, node] : found->second->nodes) {
+      for (const work& w : node.recorded) {
+        if (const CUresult code = enqueue(s, w); code != CUDA_SUCCESS) return code;
+      }
     }
     return CUDA_SUCCESS;
   });
+}
+
+CUresult fake_graph_create(CUgraph* graph, unsigned int flags) {
+  return entry("cuGraphCreate", {flags}, true, [&](locked&) {
+    auto made = std::make_unique<CUgraph_st>();
+    *graph = made.get();
+    now->graphs.emplace(*graph, std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+// A row of device memory, as the code under test copies it.
+bool is_row(const CUDA_MEMCPY3D& what) {
+  return what.srcMemoryType == CU_MEMORYTYPE_DEVICE && what.dstMemoryType == CU_MEMORYTYPE_DEVICE &&
+         what.srcDevice != 0 && what.dstDevice != 0 && what.WidthInBytes > 0 && what.Height == 1 &&
+         what.Depth == 1;
+}
+
+work copy_of(const CUDA_MEMCPY3D& what) {
+  return {"DtoD", what.dstDevice, what.srcDevice, what.WidthInBytes, {}};
+}
+
+// Adds a node after others of the same graph.
+CUresult add_node(CUgraph graph, const CUgraphNode* after, std::size_t count,
+                  std::vector<work> recorded, bool is_copy, CUgraphNode& made) {
+  const auto found = now->graphs.find(graph);
+  if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto& nodes = found->second->nodes;
+  auto node = std::make_shared<CUgraphNode_st>();
+  node->recorded = std::move(recorded);
+  node->is_copy = is_copy;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto is = [&](const auto& n) { return n.get() == after[i]; };
+    if (std::none_of(nodes.begin(), nodes.end(), is)) return CUDA_ERROR_INVALID_VALUE;
+    node->after.insert(after[i]);
+  }
+  made = node.get();
+  nodes.push_back(std::move(node));
+  return CUDA_SUCCESS;
+}
+
+CUresult fake_graph_add_memcpy_node(CUgraphNode* node, CUgraph graph, const CUgraphNode* after,
+                                    std::size_t count, const CUDA_MEMCPY3D* what,
+                                    CUcontext context) {
+  return entry("cuGraphAddMemcpyNode", {word(graph), count, word(context)}, true, [&](locked&) {
+    if (!is_row(*what) || context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return add_node(graph, after, count, {copy_of(*what)}, true, *node);
+  });
+}
+
+CUresult fake_graph_add_child_graph_node(CUgraphNode* node, CUgraph graph, const CUgraphNode* after,
+                                         std::size_t count, CUgraph child) {
+  return entry("cuGraphAddChildGraphNode", {word(graph), count, word(child)}, true, [&](locked&) {
+    const auto found = now->graphs.find(child);
+    if (found == now->graphs.end()) return CUDA_ERROR_INVALID_VALUE;
+    std::vector<work> all;
+    for (const auto& n : found->second->nodes) {
+      all.insert(all.end(), n->recorded.begin(), n->recorded.end());
+    }
+    return add_node(graph, after, count, std::move(all), false, *node);
+  });
+}
+
+CUresult fake_graph_exec_memcpy_node_set_params(CUgraphExec executable, CUgraphNode node,
+                                                const CUDA_MEMCPY3D* what, CUcontext context) {
+  return entry("cuGraphExecMemcpyNodeSetParams", {word(executable), word(node), word(context)},
+               true, [&](locked&) {
+                 const auto found = now->executables.find(executable);
+                 if (found == now->executables.end() || !is_row(*what))
+                   return CUDA_ERROR_INVALID_VALUE;
+                 // A node ends with its graph.
+                 const auto has = [&](const auto& g) {
+                   const auto& nodes = g.second->nodes;
+                   const auto is = [&](const auto& n) { return n.get() == node; };
+                   return std::any_of(nodes.begin(), nodes.end(), is);
+                 };
+                 if (std::none_of(now->graphs.begin(), now->graphs.end(), has)) {
+                   return CUDA_ERROR_INVALID_HANDLE;
+                 }
+                 for (auto& [name, copied] : found->second->nodes) {
+                   if (name != node) continue;
+                   if (!copied.is_copy || copied.recorded[0].bytes != what->WidthInBytes) break;
+                   copied.recorded[0] = copy_of(*what);
+                   return CUDA_SUCCESS;
+                 }
+                 return CUDA_ERROR_INVALID_VALUE;
+               });
 }
 
 CUresult fake_graph_exec_destroy(CUgraphExec executable) {
@@ -787,6 +887,32 @@ CUresult fake_memcpy_dtod(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, C
 
 CUresult fake_memset(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream s) {
   return copy("cuMemsetD8Async", "memset", to, value, bytes, s);
+}
+
+CUresult fake_alloc(CUdeviceptr* memory, std::size_t bytes) {
+  return entry("cuMemAlloc", {bytes}, true, [&](locked&) {
+    if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
+    const std::size_t alignment = 256;
+    if (bytes > (std::size_t{1} << 36)) return CUDA_ERROR_OUT_OF_MEMORY;
+    void* const made =
+        std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+    *memory = word(made);
+    now->device_blocks.emplace(made, bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_free(CUdeviceptr memory) {
+  return entry("cuMemFree", {memory}, true, [&](locked&) {
+    if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    void* const block = reinterpret_cast<void*>(memory);
+    if (now->device_blocks.erase(block) == 0) return CUDA_ERROR_INVALID_VALUE;
+    std::free(block);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult fake_host_alloc(void** memory, std::size_t bytes, unsigned int flags) {
@@ -945,8 +1071,12 @@ const std::map<std::string, void*>& symbols() {
       {"cuThreadExchangeStreamCaptureMode", address(&fake_exchange_capture_mode)},
       {"cuStreamEndCapture", address(&fake_stream_end_capture)},
       {"cuGraphGetNodes", address(&fake_graph_get_nodes)},
-      {"cuGraphInstantiate", address(&fake_graph_instantiate)},
+      {"cuGraphInstantiateWithFlags", address(&fake_graph_instantiate)},
       {"cuGraphLaunch", address(&fake_graph_launch)},
+      {"cuGraphCreate", address(&fake_graph_create)},
+      {"cuGraphAddMemcpyNode", address(&fake_graph_add_memcpy_node)},
+      {"cuGraphAddChildGraphNode", address(&fake_graph_add_child_graph_node)},
+      {"cuGraphExecMemcpyNodeSetParams", address(&fake_graph_exec_memcpy_node_set_params)},
       {"cuGraphExecDestroy", address(&fake_graph_exec_destroy)},
       {"cuGraphDestroy", address(&fake_graph_destroy)},
       {"cuStreamIsCapturing", address(&fake_stream_is_capturing)},
@@ -961,6 +1091,8 @@ const std::map<std::string, void*>& symbols() {
       {"cuMemcpyHtoDAsync", address(&fake_memcpy_htod)},
       {"cuMemcpyDtoDAsync", address(&fake_memcpy_dtod)},
       {"cuMemsetD8Async", address(&fake_memset)},
+      {"cuMemAlloc", address(&fake_alloc)},
+      {"cuMemFree", address(&fake_free)},
       {"cuMemHostAlloc", address(&fake_host_alloc)},
       {"cuMemFreeHost", address(&fake_free_host)},
       {"cuPointerGetAttribute", address(&fake_pointer_attribute)},
@@ -985,6 +1117,7 @@ void* look_up(const char* symbol, int version) {
 void reset(int devices) {
   const std::lock_guard<std::mutex> hold_lock(lock);
   for (const auto& [memory, bytes] : now->host_blocks) std::free(memory);
+  for (const auto& [memory, bytes] : now->device_blocks) std::free(memory);
   now = std::make_unique<world>();
   ++generation;
   for (int d = 0; d < devices; ++d) {
@@ -1140,6 +1273,7 @@ const fake_cuda::control the_control = {
           fake_cuda::live_objects sum{};
           sum.events = now->events.size();
           sum.host_blocks = now->host_blocks.size();
+          sum.device_blocks = now->device_blocks.size();
           sum.streams = now->created;
           sum.graphs = now->graphs.size();
           sum.executables = now->executables.size();
@@ -1170,3 +1304,9 @@ FAKE_CUDA_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, 
 }
 
 FAKE_CUDA_EXPORT const fake_cuda::control* fake_cuda_control() { return &the_control; }
+
+// For tests in Python, by ctypes: the part of the control that they need.
+FAKE_CUDA_EXPORT void fake_cuda_reset(int devices) { the_control.reset(devices); }
+FAKE_CUDA_EXPORT void* fake_cuda_make_stream(int device) {
+  return the_control.make_stream(device, true);
+}

@@ -47,6 +47,7 @@ struct execution {
 struct live_objects {
   std::size_t events;
   std::size_t host_blocks;
+  std::size_t device_blocks;
   std::size_t host_bytes;
   std::size_t context_depth;  ///< Of the calling thread's context stack.
   std::size_t retained;       ///< References to primary contexts.

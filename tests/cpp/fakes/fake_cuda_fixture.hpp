@@ -32,6 +32,7 @@ class cuda_test : public testing::Test {
     const live_objects left = api().live();
     EXPECT_EQ(left.events, 0u);
     EXPECT_EQ(left.host_blocks, 0u);
+    EXPECT_EQ(left.device_blocks, 0u);
     EXPECT_EQ(left.retained, 0u);
     EXPECT_EQ(left.context_depth, 0u);
     EXPECT_EQ(left.streams, 0u);
@@ -82,6 +83,8 @@ class cuda_test : public testing::Test {
       const live_objects left = api().live();
       EXPECT_EQ(left.events, name == "cuEventDestroy" ? 1u : 0u) << "call " << nth << " " << name;
       EXPECT_EQ(left.host_blocks, 0u) << "call " << nth << " " << name;
+      // Nor is device memory given back without cuMemFree, or without its context.
+      EXPECT_LE(left.device_blocks, expected ? 0u : 1u) << "call " << nth << " " << name;
       EXPECT_EQ(left.retained, 0u) << "call " << nth << " " << name;
       if (failed == nullptr || testing::Test::HasFailure()) {
         api().reset(2);

@@ -23,6 +23,7 @@ ffi::error* make_error(int code, std::string message) {
 }
 
 constexpr int invalid_argument = 3;
+constexpr int resource_exhausted = 8;
 constexpr int internal = 13;
 
 // XLA refuses a struct that is shorter than the oldest form of it.
@@ -65,6 +66,24 @@ ffi::error* device_ordinal_get(ffi::device_ordinal_get_args* args) {
   return nullptr;
 }
 
+std::atomic<std::int64_t> block_count{0};
+
+ffi::error* device_memory_allocate(ffi::device_memory_allocate_args* args) {
+  if (too_short(args)) return make_error(invalid_argument, "Unexpected Allocate_Args size");
+  if (args->alignment > 16) return make_error(invalid_argument, "Unsupported alignment");
+  if (args->size > (std::size_t{1} << 40)) return make_error(resource_exhausted, "Out of memory");
+  args->data = std::malloc(args->size);
+  ++block_count;
+  return nullptr;
+}
+
+ffi::error* device_memory_free(ffi::device_memory_free_args* args) {
+  if (too_short(args)) return make_error(invalid_argument, "Unexpected Free_Args size");
+  std::free(args->data);
+  --block_count;
+  return nullptr;
+}
+
 }  // namespace
 
 ffi::api make_api(int minor) {
@@ -75,6 +94,8 @@ ffi::api make_api(int minor) {
   out.error_get_message = &get_message;
   out.error_destroy = &destroy;
   out.stream_get = &stream_get;
+  out.device_memory_allocate = &device_memory_allocate;
+  out.device_memory_free = &device_memory_free;
   out.device_ordinal_get = &device_ordinal_get;
   return out;
 }
@@ -88,6 +109,7 @@ outcome take(ffi::error* error) {
 }
 
 std::int64_t live_errors() { return error_count; }
+std::int64_t live_blocks() { return block_count; }
 
 attribute_set::entry& attribute_set::fresh(std::string name, ffi::attribute_type type) {
   entry& e = entries_[std::move(name)];

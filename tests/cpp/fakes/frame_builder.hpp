@@ -52,6 +52,8 @@ outcome take(ffi::error* error);
 
 /// How many errors of fake tables exist.
 [[nodiscard]] std::int64_t live_errors();
+/// How many blocks of device memory handlers have.
+[[nodiscard]] std::int64_t live_blocks();
 
 /// A dictionary of attributes, in XLA's order: by name.
 class attribute_set {

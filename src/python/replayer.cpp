@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/replayer.hpp"
+
+#include <string>
+
+#include "core/cuda/staging.hpp"
+#include "core/exit.hpp"
+#include "python/gil.hpp"
+
+namespace jaxbridge::python {
+namespace {
+
+// What a call is told by; valid until this thread's next use.
+replay::call_key key_of(const dispatch::call& c) {
+  thread_local std::vector<std::uintptr_t> key;
+  key.clear();
+  key.push_back(static_cast<std::uintptr_t>(c.device.ordinal));
+  key.push_back(c.stream.address());
+  for (const std::span<const any_buffer> list : {c.operands, c.results}) {
+    for (const any_buffer& b : list) {
+      key.push_back(static_cast<std::uintptr_t>(b.dtype) << 32 | b.shape.size());
+      for (const std::int64_t extent : b.shape) key.push_back(static_cast<std::uintptr_t>(extent));
+    }
+  }
+  const std::size_t kind = key.size();
+  for (const std::span<const any_buffer> list : {c.operands, c.results}) {
+    for (const any_buffer& b : list) key.push_back(reinterpret_cast<std::uintptr_t>(b.data));
+  }
+  return {key, std::span<const std::uintptr_t>(key).first(kind)};
+}
+
+// What a graph's work uses: the plan, the memory that the function allocated from, and that of
+// ours.
+struct captured_resources {
+  std::shared_ptr<plan> of;
+  nb::object memory;
+  std::shared_ptr<const replay::staging_area> area;
+
+  // Any thread may be the one to end it.
+  static std::shared_ptr<void> keep(captured_resources all) {
+    return {new captured_resources(std::move(all)), [](captured_resources* r) {
+              const python_use use;
+              // At exit Python's objects are left where they are.
+              if (!use.granted()) return;
+              const thread_gil gil;
+              delete r;
+            }};
+  }
+};
+
+nb::bytes bytes_at(const cuda::staging_block& block, std::size_t offset, std::size_t size) {
+  return nb::bytes(block.at(offset), size);
+}
+
+}  // namespace
+
+replayer::replayer(std::size_t limit, std::span<const index_pair> in_place,
+                   nb::object on_not_captured, nb::object on_compared)
+    : in_place_(in_place.begin(), in_place.end()),
+      on_not_captured_(std::move(on_not_captured)),
+      on_compared_(std::move(on_compared)),
+      graphs_(limit) {}
+
+std::optional<status> replayer::replay(const dispatch::call& c) {
+  if (compares()) return std::nullopt;
+  const replay::call_key key = key_of(c);
+  if (const auto graph = graphs_.find(key); graph != nullptr) return graph->launch();
+  if (const auto staged = graphs_.find_staged(key); staged != nullptr) return staged->launch(c);
+  return std::nullopt;
+}
+
+replayer::made_graph replayer::record(const dispatch::call& on, stream_ref launched_on,
+                                      const std::shared_ptr<plan>& p,
+                                      const captured_run& run_captured,
+                                      std::shared_ptr<const replay::staging_area> area,
+                                      const cuda::copies_around& copies) {
+  result<cuda::capture> recording = cuda::capture::begin(on.device.ordinal);
+  if (!recording.ok()) return recording.error();
+  dispatch::call on_capture = on;
+  on_capture.stream = recording.value().stream();
+  nb::object memory;
+  try {
+    memory = run_captured(on_capture);
+  } catch (const not_captured& e) {
+    return status(status_code::failed_precondition, e.what());
+  }
+  auto made = recording.value().end(
+      launched_on, captured_resources::keep({p, std::move(memory), std::move(area)}), copies);
+  if (!made.ok()) return made.error();
+  return std::shared_ptr<const cuda::graph>(std::move(made.value()));
+}
+
+status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                         const captured_run& run_captured,
+                         std::shared_ptr<const cuda::graph>& made) {
+  made_graph recorded = record(c, c.stream, p, run_captured, nullptr, {});
+  if (!recorded.ok()) return recorded.error();
+  made = std::move(recorded.value());
+  std::shared_ptr<void> gone = graphs_.keep(key_of(c), made);
+  const nb::gil_scoped_release no_gil;  // it waits for its stream
+  gone.reset();
+  return {};
+}
+
+status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                       const captured_run& run_captured) {
+  auto area = [&] {
+    const nb::gil_scoped_release no_gil;  // it waits for the device
+    return replay::staging_area::make(c, in_place_);
+  }();
+  if (!area.ok()) return area.error();
+  std::vector<any_buffer> buffers;
+  const dispatch::call on_it = area.value()->call_on_it(c, buffers);
+  made_graph recorded =
+      record(on_it, c.stream, p, run_captured, area.value(), area.value()->copies(c));
+  if (!recorded.ok()) return recorded.error();
+  auto staged = std::make_shared<replay::staged_graph>(area.value(), std::move(recorded.value()));
+  if (status s = staged->launch(c); !s.ok()) return s;
+  std::shared_ptr<void> gone = graphs_.keep(key_of(c), std::move(staged));
+  const nb::gil_scoped_release no_gil;
+  gone.reset();
+  return {};
+}
+
+// Says once that nothing is captured any more.
+void replayer::give_up(const status& failed) {
+  if (graphs_.give_up()) on_not_captured_(nb::str(failed.message().c_str()));
+}
+
+bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                        const captured_run& run_captured) {
+  status failed;
+  switch (graphs_.next(key_of(c), replay::staged_bytes(c), replay::staged_buffers(c))) {
+    case replay::step::run:
+      return false;
+    case replay::step::stage:
+      failed = stage(c, p, run_captured);
+      // Without memory for copies the function runs on new memory, and is replayed on known.
+      if (failed.code() == status_code::resource_exhausted) return false;
+      break;
+    case replay::step::capture: {
+      std::shared_ptr<const cuda::graph> made;
+      failed = capture(c, p, run_captured, made);
+      if (failed.ok()) failed = made->launch();
+      break;
+    }
+  }
+  if (failed.ok()) return true;
+  give_up(failed);
+  return false;
+}
+
+void replayer::ran(const dispatch::call& c, std::chrono::nanoseconds duration) {
+  graphs_.ran(key_of(c), duration);
+}
+
+bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                        const captured_run& run_captured, const std::function<void()>& run) {
+  std::shared_ptr<const cuda::graph> graph = graphs_.find(key_of(c));
+  if (graph == nullptr) {
+    if (graphs_.next(key_of(c), 0, 0) != replay::step::capture) return false;
+    if (status s = capture(c, p, run_captured, graph); !s.ok()) {
+      give_up(s);
+      return false;
+    }
+  }
+
+  // What is updated in place, as it was; then the results of the replay, and those of the run.
+  cuda::staging_layout layout;
+  std::vector<std::size_t> before;
+  std::vector<std::size_t> of_replay;
+  std::vector<std::size_t> of_run;
+  before.reserve(in_place_.size());
+  for (const index_pair& pair : in_place_) {
+    before.push_back(layout.add(c.operands[pair.first].size_bytes()));
+  }
+  for (std::vector<std::size_t>* offsets : {&of_replay, &of_run}) {
+    for (const any_buffer& b : c.results) offsets->push_back(layout.add(b.size_bytes()));
+  }
+  std::optional<result<cuda::staging_block>> block;
+  const auto to_host = [&](const any_buffer& b, std::size_t offset) {
+    return block->value().to_host(offset, b.data, b.size_bytes());
+  };
+  const auto or_throw = [](const status& s) {
+    if (!s.ok()) throw std::runtime_error(s.message());
+  };
+  {
+    const nb::gil_scoped_release no_gil;
+    block.emplace(cuda::staging_block::lease(c.device.ordinal, c.stream, layout.size_bytes()));
+    or_throw(block->ok() ? status() : block->error());
+    for (std::size_t i = 0; i < in_place_.size(); ++i) {
+      or_throw(to_host(c.operands[in_place_[i].first], before[i]));
+    }
+    or_throw(graph->launch());
+    for (std::size_t i = 0; i < c.results.size(); ++i) {
+      or_throw(to_host(c.results[i], of_replay[i]));
+    }
+    or_throw(block->value().wait());
+    for (std::size_t i = 0; i < in_place_.size(); ++i) {
+      const any_buffer& b = c.operands[in_place_[i].first];
+      or_throw(block->value().to_device(b.data, before[i], b.size_bytes()));
+    }
+  }
+  run();
+  {
+    const nb::gil_scoped_release no_gil;
+    for (std::size_t i = 0; i < c.results.size(); ++i) or_throw(to_host(c.results[i], of_run[i]));
+    or_throw(block->value().wait());
+  }
+  nb::list results;
+  for (std::size_t i = 0; i < c.results.size(); ++i) {
+    const std::size_t size = c.results[i].size_bytes();
+    results.append(nb::make_tuple(p->results[i]->numpy_dtype,
+                                  bytes_at(block->value(), of_run[i], size),
+                                  bytes_at(block->value(), of_replay[i], size)));
+  }
+  on_compared_(results);
+  return true;
+}
+
+void replayer::clear() {
+  std::shared_ptr<void> graphs = graphs_.clear();
+  const nb::gil_scoped_release no_gil;  // they wait for their streams
+  graphs.reset();
+}
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/scratch.hpp"
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+namespace jaxbridge::python {
+namespace {
+
+using dispatch::scratch;
+
+// An allocator in C, as torch takes one: what it allocates on this thread is scratch memory of the
+// call that the thread is in, and what it frees, on any thread, goes back to the call that it is
+// of.
+struct hooks {
+  std::mutex mutex;
+  std::map<void*, std::weak_ptr<scratch>> owners;
+  // Blocks whose call ended while they were in use, by the number of those calls. They are freed
+  // some day, and another block may lie there by then.
+  std::map<void*, int> orphans;
+};
+
+hooks& all() {
+  static hooks& instance = *new hooks;  // torch frees at exit
+  return instance;
+}
+
+thread_local std::shared_ptr<scratch> of_this_thread;
+
+// Of torch's signature; null is its "out of memory".
+void* hook_allocate(std::ptrdiff_t bytes, int /*device*/, void* /*stream*/) noexcept {
+  if (of_this_thread == nullptr) return nullptr;
+  const result<void*> made = of_this_thread->allocate(static_cast<std::size_t>(bytes));
+  if (!made.ok() || made.value() == nullptr) return nullptr;
+  const std::lock_guard lock(all().mutex);
+  all().owners[made.value()] = of_this_thread;
+  return made.value();
+}
+
+void hook_free(void* block, std::ptrdiff_t /*bytes*/, int /*device*/, void* /*stream*/) noexcept {
+  std::shared_ptr<scratch> owner;
+  {
+    const std::lock_guard lock(all().mutex);
+    if (const auto orphan = all().orphans.find(block); orphan != all().orphans.end()) {
+      if (--orphan->second == 0) all().orphans.erase(orphan);
+      return;
+    }
+    const auto found = all().owners.find(block);
+    if (found == all().owners.end()) return;
+    owner = found->second.lock();
+    all().owners.erase(found);
+  }
+  if (owner != nullptr) (void)owner->free(block);
+}
+
+// The call ends, and what it still has belongs to nobody.
+void leave_hooks() {
+  if (of_this_thread == nullptr) return;
+  const std::lock_guard lock(all().mutex);
+  for (const auto& [block, bytes] : of_this_thread->live()) {
+    if (all().owners.erase(block) > 0) ++all().orphans[block];
+  }
+  of_this_thread.reset();
+}
+
+}  // namespace
+
+void bind_scratch(nb::module_& m) {
+  nb::class_<scratch>(
+      m, "Scratch", nb::is_final(),
+      "Memory of XLA's for one call. Any thread; once the call has ended nothing can "
+      "be allocated, and what is freed is not looked at.")
+      .def(
+          "allocate",
+          [](scratch& self, std::size_t nbytes) {
+            const result<void*> made = self.allocate(nbytes);
+            if (!made.ok()) {
+              PyErr_SetString(PyExc_MemoryError, made.error().message().c_str());
+              throw nb::python_error();
+            }
+            return reinterpret_cast<std::uintptr_t>(made.value());
+          },
+          nb::arg("nbytes"),
+          "The address of at least so many bytes on the device of the call; 0 for none.")
+      .def(
+          "free",
+          [](scratch& self, std::uintptr_t pointer) {
+            (void)self.free(reinterpret_cast<void*>(pointer));
+          },
+          nb::arg("pointer"), "Gives a block back.")
+      .def_prop_ro(
+          "live",
+          [](const scratch& self) {
+            nb::list out;
+            for (const auto& [block, bytes] : self.live()) {
+              out.append(nb::make_tuple(reinterpret_cast<std::uintptr_t>(block), bytes));
+            }
+            return out;
+          },
+          nb::sig("def live(self) -> list[tuple[int, int]]"),
+          "(address, size in bytes) of the blocks that were not given back.");
+  m.def(
+      "scratch_hooks",
+      [] {
+        return nb::make_tuple(reinterpret_cast<std::uintptr_t>(&hook_allocate),
+                              reinterpret_cast<std::uintptr_t>(&hook_free));
+      },
+      nb::sig("def scratch_hooks() -> tuple[int, int]"),
+      "The addresses of `void* allocate(ssize_t bytes, int device, void* stream)` and `void "
+      "free(void*, ssize_t bytes, int device, void* stream)`.");
+  m.def(
+      "enter_scratch_hooks", [](std::shared_ptr<scratch> s) { of_this_thread = std::move(s); },
+      nb::arg("scratch"), "The hooks give this thread memory of that scratch.");
+  m.def("leave_scratch_hooks", &leave_hooks,
+        "They give this thread none; what was not freed is not listened for any more.");
+}
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""graph=, state= and scratch= as XLA's calls on CUDA meet them, without a GPU."""
+
+import gc
+import threading
+import warnings
+import weakref
+
+import fake_gpu
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_gpu import Program, array, make_stream
+
+import jaxbridge
+from jaxbridge import _adapters, _core, current, errors
+
+N = 16
+X = jnp.zeros(N, jnp.float32)
+
+
+def like(x, *rest, **kw):
+    return x
+
+
+def made(fn, spec=like, **options):
+    apart = []  # Functions of equal content would share what other tests have left
+
+    def own(*args, **kwargs):
+        return (apart, fn(*args, **kwargs))[1]
+
+    return jaxbridge.call(own, spec, framework="buffer", **{"out": "out", **options})
+
+
+def copies(v, out):
+    _core.copy(v, out)
+
+
+def never_again(program, n, stream):
+    """Calls on memory of which no piece comes twice."""
+    kept = []
+    for k in range(n):
+        a, b = array(N, k + 1), array(N)
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, a)
+        kept.append((a, b))
+    return kept
+
+
+def test_a_list_is_captured_when_it_comes_again():
+    runs = []
+    f = made(lambda v, out: (runs.append(current().capturing), _core.copy(v, out)), graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    for k in range(6):
+        a[:] = k
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    assert runs == [False, True]
+    stats = f.stats()
+    assert (stats["calls"], stats["captures"], stats["replays"], stats["staged"]) == (6, 1, 4, 0)
+
+
+def test_keys_are_exact():
+    """Another device memory, stream or shape is another graph."""
+    f = made(copies, graph="replay")
+    program, other_shape = Program(f, X), Program(f, jnp.zeros(2, jnp.float32))
+    streams = [make_stream(), make_stream()]
+    a, b, c = array(N, 1), array(N), array(N)
+    calls = [(program, [a], [b]), (program, [a], [c]), (other_shape, [a[:2]], [b[:2]])]
+    for k in range(5):
+        a[:] = k
+        for stream in streams:
+            for run, operands, results in calls:
+                results[0][:] = -1
+                run(operands, results, stream)
+                np.testing.assert_array_equal(results[0], k)
+    stats = f.stats()
+    assert stats["captures"] == 6 and stats["replays"] == 18
+
+
+def test_memory_that_never_comes_again(monkeypatch):
+    import time
+
+    def slow(v, out):
+        if not current().capturing:
+            time.sleep(0.002)  # costs more than copies do
+        _core.copy(v, out)
+
+    f = made(slow, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    kept = never_again(program, 50, stream)
+    stats = f.stats()
+    assert stats["captures"] == 1 and stats["staged"] == stats["replays"] == 41
+    # What comes again after all gets a graph of its own.
+    a, b = kept[-1]
+    for k in range(3):
+        a[:] = k
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    assert f.stats()["captures"] == 2 and f.stats()["replays"] - f.stats()["staged"] == 2
+    f.clear()
+    never_again(program, 3, stream)
+    assert f.stats()["captures"] == 2
+
+
+def test_a_quick_function_is_not_staged():
+    """Where running costs less than copying; `copy` on the fake driver does."""
+    f = made(lambda v, out: _core.copy(v, out), graph="replay")
+    # A call takes some microseconds here: more than the launch of a graph, so large arrays decide.
+    n = 1 << 22
+    program, stream = Program(f, jnp.zeros(n, jnp.float32)), make_stream()
+    kept = []
+    for _ in range(12):
+        a, b = array(n, 1), array(n)
+        program([a], [b], stream)
+        kept.append((a, b))
+    assert f.stats()["captures"] in (0, 1)  # machines differ; the values are right either way
+    assert all(b[-1] == 1 for _, b in kept)
+
+
+def test_in_place_on_copies():
+    import time
+
+    def fn(v):
+        if not current().capturing:
+            time.sleep(0.002)
+        _core.fill(v, 0)
+
+    f = made(fn, inout={0: 0}, out=None, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    kept = []
+    for k in range(14):
+        a = array(N, k + 1)
+        program([a], [a], stream)
+        np.testing.assert_array_equal(a, 0)
+        kept.append(a)
+    assert f.stats()["staged"] == 5
+
+
+def test_what_cannot_be_captured():
+    def fn(v, out):
+        if current().capturing:
+            raise ValueError("not there")
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay", name="test.refuses")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 3), array(N)
+    program([a], [b], stream)
+    with pytest.warns(RuntimeWarning, match="test.refuses.*could not be captured.*not there"):
+        program([a], [b], stream)
+    for k in range(4):
+        a[:] = k
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    assert f.stats()["fallbacks"] == ["not there"]
+    assert f.stats()["replays"] == f.stats()["captures"] == 0
+
+
+def test_a_function_that_enqueues_nothing():
+    f = made(lambda v, out: None, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    program([a], [b], stream)
+    with pytest.warns(RuntimeWarning, match="enqueued nothing"):
+        program([a], [b], stream)
+    program([a], [b], stream)
+
+
+def test_an_interrupt_in_a_capture_is_an_interrupt():
+    def fn(v, out):
+        if current().capturing:
+            raise KeyboardInterrupt
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    program([a], [b], stream)
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
+        program([a], [b], stream)
+    assert f.stats()["fallbacks"] == []
+
+
+def test_a_view_that_is_kept_in_a_capture():
+    kept = []
+
+    def fn(v, out):
+        _core.copy(v, out)
+        if current().capturing:
+            kept.append(v)
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    program([a], [b], stream)
+    with pytest.raises(RuntimeError, match="ViewKeptError"):
+        program([a], [b], stream)
+    assert f.stats()["captures"] == 0
+
+
+@pytest.mark.parametrize("graph", ["replay", "verify"])
+def test_threads(graph):
+    f = made(copies, graph=graph)
+    program = Program(f, X)
+    wrong = []
+    barrier = threading.Barrier(4)
+
+    def work(k):
+        stream, a, b = make_stream(), array(N), array(N)
+        barrier.wait()
+        for i in range(50):
+            a[:] = k * 1000 + i
+            program([a], [b], stream)
+            if not (b == a).all():
+                wrong.append((k, i))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert wrong == [] and f.stats()["calls"] == 200
+
+
+def test_graphs_end_with_clear():
+    class Step:
+        def __call__(self, v, out):
+            _core.copy(v, out)
+
+    fn = Step()
+    ref = weakref.ref(fn)
+    f = jaxbridge.call(fn, like, framework="buffer", out="out", graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    for _ in range(4):
+        program([a], [b], stream)
+    f.clear()
+    a[:] = 7
+    program([a], [b], stream)
+    np.testing.assert_array_equal(b, 7)
+    assert f.stats()["replays"] == 2
+    del f, fn, program
+    jax.clear_caches()
+    gc.collect()
+    assert ref() is None
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def test_verify_agrees():
+    f = made(copies, graph="verify")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    for k in range(5):
+        a[:] = k
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    stats = f.stats()
+    assert (stats["calls"], stats["captures"], stats["replays"]) == (5, 1, 0)
+
+
+def test_verify_finds_what_is_frozen():
+    value = 1
+    f = made(lambda v, out: _core.fill(out, value), graph="verify", name="test.frozen")
+    program, stream = Program(f, jnp.zeros(N, jnp.int32)), make_stream()
+    a, b = np.zeros(N, np.int32), np.zeros(N, np.int32)
+    for _ in range(3):
+        program([a], [b], stream)
+    value = 2
+    with pytest.raises(
+        RuntimeError, match=r"test\.frozen: a replay .* element 0 of result 0.*16843009"
+    ):
+        program([a], [b], stream)
+    assert (b == 0x02020202).all()  # what the function itself gives
+    value = 1
+    program([a], [b], stream)
+
+
+def test_verify_puts_back_what_is_in_place():
+    """Each of the two starts from the argument as it was: what it has is copied out, then cleared."""
+
+    def moves(v, out):
+        _core.copy(v, out)
+        _core.fill(v, 0)
+
+    f = made(moves, lambda v: (v, v), inout={0: 0}, graph="verify")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    for k in range(1, 5):
+        a[:] = k
+        program([a], [a, b], stream)
+        assert (a == 0).all() and (b == k).all()
+    assert f.stats()["captures"] == 1
+
+
+def test_comparison():
+    from jaxbridge import _replay
+
+    f32 = np.float32
+
+    def differ(run, replay):
+        return _replay._difference(np.asarray(run), np.asarray(replay))
+
+    assert differ(f32([1, np.nan, np.inf, 0.0]), f32([1 + 1e-6, np.nan, np.inf, -0.0])) is None
+    assert differ(f32([1, 2]), f32([1, 2.1]))[0] == 1
+    assert differ(f32([np.inf]), f32([-np.inf])) is not None
+    assert differ(f32([np.nan]), f32([1])) is not None
+    assert differ(np.int32([1, 2]), np.int32([1, 3])) == (1, 2, 3)
+    assert differ(np.complex64([1 + 1j]), np.complex64([1 + 1.1j])) is not None
+    assert differ(np.complex64([1 + 1j]), np.complex64([1 + 1.000001j])) is None
+    half = jnp.bfloat16
+    assert differ(np.asarray([1, 2], half), np.asarray([1, 2.0], half)) is None
+    assert differ(np.asarray([1, 2], half), np.asarray([1, 3], half)) is not None
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", ["off", "replay", "verify"])
+def test_state_is_made_once(graph):
+    made_of, seen = [], []
+
+    def make(context, v, *, k):
+        made_of.append((context.platform, context.device, context.capturing, v, k))
+        return {"k": k}
+
+    def fn(v, out, *, k, state):
+        seen.append(state)
+        _core.fill(out, state["k"])
+
+    f = made(fn, graph=graph, state=make)
+    program, other = Program(f, X, k=1), Program(f, X, k=2)
+    stream = make_stream()
+    a, b = array(N), array(N)
+    for _ in range(4):
+        program([a], [b], stream)
+        assert (b.view(np.uint8) == 1).all()
+    other([a], [b], stream)
+    spec = jax.ShapeDtypeStruct((N,), np.dtype(np.float32))
+    assert made_of == [("cuda", 0, False, spec, 1), ("cuda", 0, False, spec, 2)]
+    assert all(s is seen[0] for s in seen[:-1])
+    f.clear()
+    program([a], [b], stream)
+    assert len(made_of) == 3
+
+
+def test_state_that_can_not_be_made():
+    attempts = []
+
+    def make(context, v):
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise OSError("no plan today")
+        return 5
+
+    f = made(lambda v, out, state: _core.fill(out, state), state=make)
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="OSError: no plan today"):
+            program([a], [b], stream)
+    program([a], [b], stream)
+    program([a], [b], stream)
+    assert len(attempts) == 3
+
+
+def test_state_ends():
+    class State:
+        pass
+
+    refs = []
+
+    def make(context, v):
+        state = State()
+        refs.append(weakref.ref(state))
+        return state
+
+    f = made(lambda v, out, state: _core.copy(v, out), state=make, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N), array(N)
+    for _ in range(4):
+        program([a], [b], stream)
+    gc.collect()
+    assert refs[0]() is not None
+    f.clear()
+    gc.collect()
+    assert refs[0]() is None
+
+
+def test_state_in_threads():
+    count = []
+    barrier = threading.Barrier(4)
+
+    def make(context, v):
+        count.append(1)
+        return 9
+
+    f = made(lambda v, out, state: _core.fill(out, state), state=make)
+    program = Program(f, X)
+
+    def work():
+        stream, a, b = make_stream(), array(N), array(N)
+        barrier.wait()
+        program([a], [b], stream)
+        assert (b.view(np.uint8) == 9).all()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert count == [1]
+
+
+# ---- scratch -------------------------------------------------------------------------------------
+
+
+class ScratchAdapter(type(_adapters.get("buffer"))):
+    """A framework whose only allocator is the scratch of the call."""
+
+    name = "cupy"
+
+    def __init__(self):
+        self.log = []
+
+    def scopes(self, platform):
+        return True
+
+    def scope(self, platform, ordinal, stream):
+        raise AssertionError("there is scratch memory")
+
+    def scratch_scope(self, ordinal, stream, scratch):
+        adapter = self
+
+        class Scope:
+            def __enter__(self):
+                adapter.scratch = scratch
+
+            def __exit__(self, kind, *rest):
+                adapter.log.append((kind, scratch.live))
+
+        return Scope()
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    adapter = ScratchAdapter()
+    monkeypatch.setitem(_adapters._loaded, "cupy", adapter)
+    return adapter
+
+
+def scratch_program(fn):
+    apart = []
+
+    def own(v, out):
+        return (apart, fn(v, out))[1]
+
+    f = jaxbridge.call(own, like, framework={"cuda": "cupy"}, out="out", scratch="xla")
+    return Program(f, X)
+
+
+def test_scratch_memory(adapter):
+    seen = []
+
+    def fn(v, out):
+        scratch = adapter.scratch
+        assert scratch.allocate(0) == 0
+        blocks = [scratch.allocate(n) for n in (1, 1000, 1 << 20)]
+        assert len(set(blocks)) == 3 and all(b % 16 == 0 for b in blocks)
+        assert sorted(n for _, n in scratch.live) == [1, 1000, 1 << 20]
+        scratch.free(blocks[1])
+        scratch.free(blocks[1])  # once is enough
+        scratch.free(12345)
+        seen.append(scratch)
+        _core.copy(v, out)
+
+    program, stream = scratch_program(fn), make_stream()
+    a, b = array(N, 4), array(N)
+    for _ in range(2):
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, 4)
+        assert fake_gpu.live_blocks() == 0
+    assert [sorted(n for _, n in live) for _, live in adapter.log] == [[1, 1 << 20]] * 2
+    assert seen[0].live == []
+    seen[0].free(1)
+    with pytest.raises(MemoryError, match="the call runs, and it has ended"):
+        seen[0].allocate(8)
+
+
+def test_scratch_memory_after_an_exception(adapter):
+    def fn(v, out):
+        adapter.scratch.allocate(100)
+        raise KeyError("on purpose")
+
+    program, stream = scratch_program(fn), make_stream()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        program([array(N)], [array(N)], stream)
+    assert adapter.log[0][0] is KeyError
+    assert fake_gpu.live_blocks() == 0
+
+
+def test_no_more_memory(adapter):
+    def fn(v, out):
+        adapter.scratch.allocate(1 << 60)
+
+    program, stream = scratch_program(fn), make_stream()
+    with pytest.raises(RuntimeError, match="MemoryError: XLA has no 1152921504606846976 bytes"):
+        program([array(N)], [array(N)], stream)
+
+
+def test_scratch_hooks(adapter):
+    """The allocator in C: for the thread that is in a call, and for no other."""
+    import ctypes
+
+    allocate_at, free_at = _core.scratch_hooks()
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
+        allocate_at
+    )
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
+        free_at
+    )
+    kept = []
+
+    def fn(v, out):
+        assert allocate(8, 0, None) is None
+        _core.enter_scratch_hooks(adapter.scratch)
+        a, b = allocate(100, 0, None), allocate(200, 0, None)
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(allocate(8, 0, None)))
+        thread.start()
+        thread.join()
+        assert elsewhere == [None]
+        free(a, 100, 0, None)
+        assert [n for _, n in adapter.scratch.live] == [200]
+        kept.append(b)
+        _core.leave_scratch_hooks()
+        assert allocate(8, 0, None) is None
+
+    program, stream = scratch_program(fn), make_stream()
+    program([array(N)], [array(N)], stream)
+    assert fake_gpu.live_blocks() == 0
+    free(kept[0], 200, 0, None)  # long after
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program([array(N)], [array(N)], stream)
+
+
+def test_other_frameworks_and_graphs():
+    f = jaxbridge.call(copies, like, framework="buffer", out="out", scratch="xla")
+    with pytest.raises(errors.PlatformError, match='scratch="xla" is there for cupy and torch'):
+        Program(f, X)
+    with pytest.raises(ValueError, match='scratch="xla" is memory for one call'):
+        jaxbridge.call(copies, like, scratch="xla", graph="replay")
+    with pytest.raises(ValueError, match="scratch is 'cuda'; expected None or \"xla\""):
+        jaxbridge.call(copies, like, scratch="cuda")
+    with pytest.raises(ValueError, match="expected one of off, replay, verify, xla"):
+        jaxbridge.call(copies, like, graph="always")
+    with pytest.raises(TypeError, match="state is 3; expected None or a callable"):
+        jaxbridge.call(copies, like, state=3)
+    g = jaxbridge.call(lambda v, state: v, like, state=lambda context, v: 1)
+    with pytest.raises(TypeError, match="the keyword 'state' takes what state= made"):
+        g(X, state=2)
