@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # One name for each thing to do; what it takes is in scripts/.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench frameworks lint format wheel stubs clean
+.PHONY: help setup demo test test-free-threaded bench frameworks lint format wheel stubs clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "make %-19s %s\n", $$1, $$2}'
 
 setup:  ## .venv with jax, numpy, scipy and jaxbridge itself (all others do this first)
 	@scripts/setup.sh
@@ -14,6 +14,9 @@ demo: setup  ## deblurs a photograph with an external image filter inside one ji
 
 test:  ## builds and runs all tests that need no GPU
 	@scripts/test.sh
+
+test-free-threaded:  ## the Python tests on a free-threaded Python, where one is found
+	@scripts/test_free_threaded.sh
 
 bench:  ## what a call costs, beside other bridges; how that grows; the core alone
 	@scripts/bench.sh

@@ -30,6 +30,10 @@ _distributions: dict[str, tuple[str, ...]] = {
     "warp": ("warp-lang",),
 }
 _plugins = tuple(f"jax-cuda{major}-{part}" for major in (12, 13) for part in ("plugin", "pjrt"))
+_cuda_library = re.compile(
+    r"/lib(cuda|cudart|cublas\w*|cudnn\w*|cufft\w*|cusolver\w*|cusparse\w*|curand|cupti|nvrtc|nvJitLink|nccl)"
+    r"(-\w+)?\.so[.\d]*$"
+)
 _variables = re.compile(r"(JAXBRIDGE|XLA|JAX)_\w+|CUDA_VISIBLE_DEVICES")
 
 
@@ -95,6 +99,16 @@ def _frameworks() -> dict[str, Any]:
 
 def _environment() -> dict[str, Any]:
     return {name: os.environ[name] for name in sorted(os.environ) if _variables.fullmatch(name)}
+
+
+def _loaded() -> dict[str, Any]:
+    """JAX's default backend, and the CUDA libraries in this process, whoever has loaded them."""
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in mapped}
+    return {
+        "default backend": jax.default_backend(),
+        "CUDA libraries": sorted(path for path in paths if _cuda_library.search(path)),
+    }
 
 
 def _plus_one(x: Any) -> Any:
@@ -196,6 +210,7 @@ _probes: dict[str, Callable[[], Any]] = {
     "frameworks": _frameworks,
     "environment": _environment,
     "calls": _calls,
+    "loaded": _loaded,
     "hints": _hints,
 }
 

@@ -51,6 +51,10 @@ _originals: collections.OrderedDict[int, "_Recorded"] = collections.OrderedDict(
 _ids = itertools.count(1)
 _newest = 0
 _is_readonly = re.compile(r"read-?only")
+_is_device_full = re.compile(
+    r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED|CUDA out of memory"
+    r"|Failed to allocate \d+ bytes on device 'cuda"
+)
 _id_pattern = re.compile(r"\[jaxbridge error (\d+)\]")
 
 
@@ -58,16 +62,39 @@ def record(exception: BaseException, *, function_name: str, key: int, is_pure: b
     """Keeps `exception` and returns the text that XLA gets: type, message, traceback, id."""
     mark = keep(exception, key, is_pure=is_pure)
     try:
-        # As NumPy and Cython say it. Some code wants writable memory and does not write.
-        if isinstance(exception, ValueError) and _is_readonly.search(str(exception)):
-            add_note(
-                exception,
-                f"{function_name}: arguments are read-only; pass a copy on (x.copy()), or declare the "
-                f"argument with inout=",
-            )
+        advice = _advice_on(exception)
+        if advice:
+            add_note(exception, f"{function_name}: {advice}")
         return printable(f"{_described(exception, function_name)}\n{mark}")
     except BaseException:  # the exception's own code: none of it may come between it and the user
         return f"{type.__repr__(type(exception))}\n\nraised by an external function\n{mark}"
+
+
+def _advice_on(exception: BaseException) -> str | None:
+    """What to do about an exception whose own text cannot know that it was raised inside JAX."""
+    text = _message_of(exception)
+    # As NumPy and Cython say it. Some code wants writable memory and does not write.
+    if isinstance(exception, ValueError) and _is_readonly.search(text):
+        return "arguments are read-only; pass a copy on (x.copy()), or declare the argument with inout="
+    # CuPy and torch have a class of that name, cuda.core and Numba a driver's code, Warp a text. A bare
+    # MemoryError is about the host's memory.
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(exception).__mro__) or (
+        _is_device_full.search(text)
+    ):
+        return (
+            "the device has no memory left beside JAX, which takes 75 % of it when it starts and gives "
+            "none back. Set XLA_PYTHON_CLIENT_PREALLOCATE=false or a smaller "
+            "XLA_PYTHON_CLIENT_MEM_FRACTION before JAX is imported, or let the function's temporaries "
+            'come from XLA\'s memory: call(..., scratch="xla")'
+        )
+    return None
+
+
+def _message_of(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except Exception:  # the exception's own code
+        return "(str() of the exception failed)"
 
 
 def _described(exception: BaseException, function_name: str) -> str:
@@ -82,10 +109,7 @@ def _described(exception: BaseException, function_name: str) -> str:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
-    try:
-        message = str(exception)
-    except Exception:
-        message = "(str() of the exception failed)"
+    message = _message_of(exception)
     first = f"{name}: {message}" if message else name
     if text.startswith(first):  # found by jaxbridge itself: there are no frames to show
         return f"{text}\n\nfound in a call of the external function {function_name!r}"

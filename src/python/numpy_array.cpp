@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/numpy_array.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -18,8 +19,23 @@ constexpr std::size_t set_base_object = 282;
 
 constexpr unsigned known_major = 2;
 
+constexpr int flag_c_contiguous = 0x0001;
+constexpr int flag_f_contiguous = 0x0002;
 constexpr int flag_aligned = 0x0100;
 constexpr int flag_writeable = 0x0400;
+
+// An array's fields, which are a part of the same ABI; later ones are not used.
+struct array_fields {
+  PyObject head;
+  void* data;
+  int ndim;
+  const Py_ssize_t* shape;
+  const Py_ssize_t* strides;
+  PyObject* base;
+  PyObject* descr;
+  int flags;
+  PyObject* weak_references;
+};
 
 using get_version_fn = unsigned int (*)();
 using new_from_descr_fn = PyObject* (*)(PyTypeObject* type, PyObject* descr, int nd,
@@ -63,6 +79,16 @@ nb::object& function() {
   return kept;
 }
 
+// Without elements there may be no address, and NumPy would allocate.
+void* address_of(const call_buffer& b) noexcept {
+  static char nothing[16];
+  return b.data == nullptr ? nothing : b.data;
+}
+
+int flags_of(const call_buffer& b) noexcept {
+  return flag_aligned | (b.readonly ? 0 : flag_writeable);
+}
+
 }  // namespace
 
 nb::object as_array(nb::handle buffer) {
@@ -73,20 +99,31 @@ nb::object as_array(nb::handle buffer) {
     // By the buffer protocol, whose errors say what is wrong.
     return api.ndarray(layout.shape_tuple, layout.numpy_dtype, buffer);
   }
-  // Without elements there may be no address, and NumPy would allocate.
-  static char nothing[16];
   static_assert(std::is_same_v<std::int64_t, Py_ssize_t>);
   PyObject* const descr = layout.numpy_dtype.ptr();
   Py_INCREF(descr);  // taken by the array
   PyObject* const made =
       api.make(api.type, descr, static_cast<int>(layout.shape.size()), layout.shape.data(), nullptr,
-               b.data == nullptr ? nothing : b.data,
-               flag_aligned | (b.readonly ? 0 : flag_writeable), nullptr);
+               address_of(b), flags_of(b), nullptr);
   if (made == nullptr) throw nb::python_error();
   nb::object array = nb::steal(made);
   Py_INCREF(buffer.ptr());  // taken by the array
   if (api.set_base(made, buffer.ptr()) != 0) throw nb::python_error();
   return array;
+}
+
+bool is_as_new(nb::handle array, nb::handle buffer) noexcept {
+  if (Py_REFCNT(array.ptr()) != 1 || numpy().make == nullptr) return false;
+  const auto& a = *reinterpret_cast<const array_fields*>(array.ptr());
+  const call_buffer& b = *nb::inst_ptr<call_buffer>(buffer);
+  const buffer_layout& layout = *b.layout;
+  // Contiguity follows from shape and strides.
+  constexpr int derived = flag_c_contiguous | flag_f_contiguous;
+  return a.data == address_of(b) && a.base == buffer.ptr() && a.descr == layout.numpy_dtype.ptr() &&
+         (a.flags & ~derived) == flags_of(b) && a.weak_references == nullptr &&
+         a.ndim == static_cast<int>(layout.shape.size()) &&
+         std::equal(layout.shape.begin(), layout.shape.end(), a.shape) &&
+         std::equal(layout.strides.begin(), layout.strides.end(), a.strides);
 }
 
 nb::handle as_array_function() { return function(); }

@@ -11,7 +11,11 @@ namespace jaxbridge::python {
 /// ended.
 [[nodiscard]] nb::object as_array(nb::handle buffer);
 
-/// The Python function that does the same, by which a plan asks for such arrays.
+/// Whether an array that as_array(buffer) made is as it was then, and this is the only reference to
+/// it: then nobody can tell it from a new one. Never for a NumPy whose layout is not known.
+[[nodiscard]] bool is_as_new(nb::handle array, nb::handle buffer) noexcept;
+
+/// The Python function that makes such an array, by which a plan asks for such arrays.
 [[nodiscard]] nb::handle as_array_function();
 
 void bind_numpy_array(nb::module_& m);

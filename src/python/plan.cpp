@@ -2,6 +2,7 @@
 #include "python/plan.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "python/numpy_array.hpp"
@@ -87,40 +88,54 @@ class scope_guard {
   nb::object manager_;
 };
 
-void call_function(const plan& p, const binding& b, const occasion& on) {
+// The views of one call, in slots of a binding that the caller has marked as in use. At the end
+// they are gone, but for arrays of NumPy's that are as new: to look at one costs less than to make
+// one.
+class views_scope {
+ public:
+  explicit views_scope(std::vector<binding::slot>& slots) noexcept : slots_(slots) {}
+  ~views_scope() {
+    for (binding::slot& s : slots_) {
+      s.counted->kept =
+          s.how->what == viewer::kind::numpy && s.view.is_valid() && is_as_new(s.view, s.source);
+      if (!s.counted->kept) s.view.reset();
+    }
+  }
+  views_scope(const views_scope&) = delete;
+  views_scope& operator=(const views_scope&) = delete;
+
+  void make() {
+    for (binding::slot& s : slots_) {
+      if (!s.view.is_valid()) s.view = view_of(*s.how, s.source);
+    }
+  }
+
+ private:
+  std::vector<binding::slot>& slots_;
+};
+
+nb::list views_in(std::span<const binding::slot> slots) {
+  nb::list out;
+  for (const binding::slot& s : slots) out.append(s.view);
+  return out;
+}
+
+void call_function(const plan& p, binding& b, const occasion& on) {
   nb::object state;
   if (p.state.is_valid()) state = p.state(on.ordinal, on.stream.address());
-  std::vector<nb::object> views;
-  views.reserve(b.operand_sources.size() + b.own_sources.size());
-  for (std::size_t i = 0; i < b.operand_sources.size(); ++i) {
-    views.push_back(view_of(p.operand_viewers[i], b.operand_sources[i]));
-  }
-  const std::size_t operand_count = views.size();
-  for (std::size_t i = 0; i < b.own_sources.size(); ++i) {
-    views.push_back(view_of(p.own_viewers[i].second, b.own_sources[i]));
-  }
-  const auto own = [&] {
-    return list_of({views.begin() + static_cast<std::ptrdiff_t>(operand_count), views.end()});
-  };
+  views_scope scope(b.slots);
+  scope.make();
+  const std::span<const binding::slot> operands = std::span(b.slots).first(b.operands.size());
+  const std::span<const binding::slot> own = std::span(b.slots).subspan(b.operands.size());
 
   if (!p.function.is_valid()) {
-    nb::list operand_views =
-        list_of({views.begin(), views.begin() + static_cast<std::ptrdiff_t>(operand_count)});
+    nb::list operand_views = views_in(operands);
     if (state.is_valid()) operand_views.append(state);
-    const nb::list own_views = own();
-    views.clear();
-    p.work(operand_views, own_views, list_of(b.results));
+    p.work(operand_views, views_in(own), list_of(b.results));
     return;
   }
 
-  constexpr std::size_t on_stack = 16;
-  PyObject* few[on_stack + 1];
-  std::vector<PyObject*> many;
-  PyObject** arguments = few;
-  if (p.arguments.size() > on_stack) {
-    many.resize(p.arguments.size() + 1);
-    arguments = many.data();
-  }
+  PyObject** const arguments = b.arguments.data();
   for (std::size_t i = 0; i < p.arguments.size(); ++i) {
     const argument& a = p.arguments[i];
     switch (a.what) {
@@ -128,10 +143,10 @@ void call_function(const plan& p, const binding& b, const occasion& on) {
         arguments[i + 1] = a.value.ptr();
         break;
       case argument::kind::operand:
-        arguments[i + 1] = views[a.index].ptr();
+        arguments[i + 1] = operands[a.index].view.ptr();
         break;
       case argument::kind::result:
-        arguments[i + 1] = views[operand_count + a.index].ptr();
+        arguments[i + 1] = own[a.index].view.ptr();
         break;
       case argument::kind::state:
         arguments[i + 1] = state.ptr();
@@ -147,14 +162,11 @@ void call_function(const plan& p, const binding& b, const occasion& on) {
   if (value == nullptr) throw nb::python_error();
   const nb::object returned = nb::steal(value);
   if (!p.finish.is_valid()) return;
-  if (p.writes &&
-      (returned.is_none() || (views.size() > operand_count && returned.is(views[operand_count])))) {
-    return;
-  }
-  p.finish(returned, own(), list_of(b.results));
+  if (p.writes && (returned.is_none() || (!own.empty() && returned.is(own[0].view)))) return;
+  p.finish(returned, views_in(own), list_of(b.results));
 }
 
-void call_in(nb::object manager, const plan& p, const binding& b, const occasion& on) {
+void call_in(nb::object manager, const plan& p, binding& b, const occasion& on) {
   scope_guard guard(std::move(manager));
   try {
     call_function(p, b, on);
@@ -179,22 +191,24 @@ void binding::revoke() const {
 }
 
 void complete(binding& b, const plan& p) {
-  for (std::size_t i = 0; i < b.operands.size(); ++i) {
-    auto [leased, source] = source_of(p.operand_viewers[i], b.operands[i]);
-    b.operand_sources.push_back(std::move(source));
-    b.operand_leases.push_back({std::move(leased)});
-  }
+  // Slots refer to leases, which therefore come first and stay where they are.
+  for (const nb::object& buffer : b.operands) b.operand_leases.push_back({buffer});
   for (const nb::object& buffer : b.results) b.result_leases.push_back({buffer});
-  for (const auto& [i, viewer] : p.own_viewers) {
-    auto [leased, source] = source_of(viewer, b.results[i]);
-    b.own_sources.push_back(std::move(source));
-    b.result_leases[i].of = std::move(leased);
+  const auto add = [&](const viewer& how, const nb::object& buffer, binding::lease& counted) {
+    auto [leased, source] = source_of(how, buffer);
+    counted.of = std::move(leased);
+    b.slots.push_back({&how, std::move(source), {}, &counted});
+  };
+  for (std::size_t i = 0; i < b.operands.size(); ++i) {
+    add(p.operand_viewers[i], b.operands[i], b.operand_leases[i]);
   }
+  for (const auto& [i, how] : p.own_viewers) add(how, b.results[i], b.result_leases[i]);
+  b.arguments.resize(p.arguments.size() + 1);
   for (binding::lease& l : b.operand_leases) l.idle = Py_REFCNT(l.of.ptr());
   for (binding::lease& l : b.result_leases) l.idle = Py_REFCNT(l.of.ptr());
 }
 
-void plan::call(const binding& b, const occasion& on) const {
+void plan::call(binding& b, const occasion& on) const {
   if (!scope.is_valid()) {
     call_function(*this, b, on);
   } else if (on.scratch != nullptr) {
@@ -204,7 +218,7 @@ void plan::call(const binding& b, const occasion& on) const {
   }
 }
 
-nb::object plan::call_captured(const binding& b, const occasion& on) const {
+nb::object plan::call_captured(binding& b, const occasion& on) const {
   if (!capture_scope.is_valid()) {
     call(b, on);
     return nb::none();

@@ -37,24 +37,36 @@ struct argument {
 };
 
 /// The buffers on one list of addresses, and what views are made of. Kept between calls: nothing
-/// here can be changed by who gets a view.
+/// that is used again was changed by who got a view.
 struct binding {
   /// Something that every view of a buffer refers to, so that its reference count tells whether one
   /// is alive; `idle` is that count while there is none.
   struct lease {
     nb::object of;
     Py_ssize_t idle = 0;
+    // One is alive in a slot, where nobody else has it.
+    bool kept = false;
 
-    [[nodiscard]] bool held() const { return Py_REFCNT(of.ptr()) > idle; }
+    [[nodiscard]] bool held() const { return Py_REFCNT(of.ptr()) > idle + (kept ? 1 : 0); }
+  };
+
+  /// One argument that is an array. Between calls there is a view only where nobody can tell it
+  /// from a new one.
+  struct slot {
+    const viewer* how = nullptr;  // the plan's
+    nb::object source;
+    nb::object view;
+    lease* counted = nullptr;  // this binding's
   };
 
   std::vector<nb::object> operands;
   std::vector<nb::object> results;
-  std::vector<nb::object> operand_sources;
-  // Of the results that the function makes.
-  std::vector<nb::object> own_sources;
   std::vector<lease> operand_leases;
   std::vector<lease> result_leases;
+  // Of the operands, then of the results that the function makes. Their views, and the list of the
+  // function's arguments, are those of the call that uses the binding.
+  std::vector<slot> slots;
+  std::vector<PyObject*> arguments;
   bool in_use = false;
 
   [[nodiscard]] bool held() const;
@@ -107,10 +119,10 @@ struct plan {
   std::unique_ptr<cache> bindings;
 
   /// Calls the function on views of the buffers. All views that this makes are gone when it
-  /// returns.
-  void call(const binding& b, const occasion& on) const;
+  /// returns, but for those that the binding keeps.
+  void call(binding& b, const occasion& on) const;
   /// The same in a capture; returns what has to live as long as what was captured.
-  [[nodiscard]] nb::object call_captured(const binding& b, const occasion& on) const;
+  [[nodiscard]] nb::object call_captured(binding& b, const occasion& on) const;
 };
 
 /// Fills in what a plan needs to make a new binding's sources and leases.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ _sections = [
     "frameworks",
     "environment",
     "calls",
+    "loaded",
     "hints",
 ]
 
@@ -142,3 +144,25 @@ def test_unknown_argument_is_refused() -> None:
     done = run("--jsn")
     assert done.returncode == 2
     assert "--jsn" in done.stderr
+
+
+def test_loaded_cuda_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = """
+7f00-7f01 r--p 00000000 08:01 1    /a place/lib/libcudart.so.12
+7f01-7f02 r-xp 00001000 08:01 1    /a place/lib/libcudart.so.12
+7f03-7f04 r-xp 00000000 08:01 2    /usr/lib/libcuda.so.550.54
+7f05-7f06 r-xp 00000000 08:01 3    /b/libcudnn_graph.so.9
+7f07-7f08 r-xp 00000000 08:01 4    /b/libcudart-1a2b.so.12.4
+7f09-7f0a r-xp 00000000 08:01 5    /b/libcudata.so.1
+7f0b-7f0c rw-p 00000000 00:00 0
+7f0d-7f0e r-xp 00000000 08:01 6    /b/libc.so.6"""
+    monkeypatch.setattr(Path, "read_text", lambda self, **kw: maps.strip())
+    assert _diagnostics._loaded() == {
+        "default backend": "cpu",
+        "CUDA libraries": [
+            "/a place/lib/libcudart.so.12",
+            "/b/libcudart-1a2b.so.12.4",
+            "/b/libcudnn_graph.so.9",
+            "/usr/lib/libcuda.so.550.54",
+        ],
+    }

@@ -164,6 +164,149 @@ def test_clear_while_others_call(busy_switching):
     assert f.stats()["calls"] == 300
 
 
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+def test_the_same_and_different_functions_at_once(jit, busy_switching):
+    """In each round every thread calls another of the functions, then all call the same one."""
+    count, rounds = 4, 12
+    at = threading.Barrier(count, timeout=WAIT)
+    states = [[0] for _ in range(count)]  # so that each Function counts for itself
+
+    def add(i, state):
+        return lambda v, out: (np.add(v, i, out=out), state)[0]
+
+    functions = [
+        jaxbridge.call(add(10**i, state), like, out="out") for i, state in enumerate(states)
+    ]
+    programs = [jax.jit(lambda v, f=f: f(v)) for f in functions] if jit else functions
+
+    def work(k):
+        v = want = np.full(5, k, np.float32)
+        x = jax.device_put(v, jax.devices()[k % 2])
+        for r in range(rounds):
+            for i in ((k + r) % count, r % count):
+                at.wait()
+                x, want = programs[i](x), want + 10**i
+            np.testing.assert_array_equal(x, want)
+        return True
+
+    assert at_once(*[lambda k=k: work(k) for k in range(count)]) == [True] * count
+    assert [f.stats()["calls"] for f in functions] == [2 * rounds] * count
+
+
+def test_one_function_twice_at_once_has_two_results(barrier):
+    """On the same operand: each call writes its own result, and has arrays of its own."""
+    ids = []
+
+    def fn(v, out):
+        barrier.wait()
+        ids.append((id(v), id(out)))
+        np.add(v, len(ids), out=out)
+        barrier.wait()
+
+    f = jax.jit(jaxbridge.call(fn, like, out="out"))
+    x = on(0, 0)
+    f_alone = f.lower(x).compile()
+    for _ in range(5):
+        ids.clear()
+        a, b = at_once(lambda: np.asarray(f_alone(x)), lambda: np.asarray(f_alone(x)))
+        assert sorted((a[0], b[0])) == [1, 2]
+        assert len({i for pair in ids for i in pair}) == 4
+
+
+def test_a_view_that_is_kept_on_one_thread_only(barrier):
+    """The other thread's call of the same function, on the same array, is not to blame."""
+    kept, keeper = [], []
+
+    def fn(v):
+        barrier.wait()
+        if threading.get_ident() in keeper:
+            kept.append(v)
+        barrier.wait()
+        return v + 1
+
+    x = on(0, 1)
+    # Compiled before: of a first call, JAX lets others wait until it has run.
+    f = jax.jit(jaxbridge.call(fn, like)).lower(x).compile()
+
+    def keeps():
+        keeper.append(threading.get_ident())
+        error = pytest.raises(errors.ViewKeptError, match="kept a view of argument 0")
+        with error, jaxbridge.reraise():
+            jax.block_until_ready(f(x))
+        return True
+
+    for _ in range(3):
+        y, done = at_once(lambda: np.asarray(f(x)), keeps)
+        assert done and (y == 2).all()
+        kept.clear()
+        keeper.clear()
+
+
+def test_a_ref_for_each_thread(busy_switching):
+    """One function updates several Refs in place at once."""
+    count, turns = 4, 50
+    at = threading.Barrier(count, timeout=WAIT)
+
+    def add(r, amount):
+        r += amount
+
+    f = jaxbridge.call(add, ())
+    step = jax.jit(lambda r, amount: f(r, amount))
+
+    def work(k):
+        ref = jax.new_ref(on(k % 2, 0))
+        amount = on(k % 2, k + 1)
+        at.wait()
+        for _ in range(turns):
+            step(ref, amount)
+        return np.asarray(ref[...]).tolist()
+
+    results = at_once(*[lambda k=k: work(k) for k in range(count)])
+    assert results == [[turns * (k + 1.0)] * 3 for k in range(count)]
+
+
+def test_functions_that_come_and_go_at_once(collected):
+    """Registered, called and destroyed by several threads; nothing of them stays."""
+    count = 4
+    at = threading.Barrier(count, timeout=WAIT)
+    collected()
+    before = _core.registry_size()
+
+    def work(k):
+        for turn in range(20):
+            captured = [turn]
+            at.wait()
+            f = jaxbridge.call(lambda v, captured=captured: v + captured[0] + k, like)
+            assert float(jax.jit(lambda v, f=f: f(v))(on(k % 2, 0))[0]) == turn + k
+            del f
+        return True
+
+    assert at_once(*[lambda k=k: work(k) for k in range(count)]) == [True] * count
+    collected()
+    assert _core.registry_size() == before
+
+
+def test_ufuncs_and_lazy_calls_at_once(busy_switching):
+    """The other entry points, the same on two threads and different ones on two others."""
+    count = 4
+    at = threading.Barrier(count, timeout=WAIT)
+    exp = jaxbridge.from_ufunc(np.exp)
+    calls = [
+        lambda x: exp(x),
+        lambda x: jaxbridge.lazy_apply(np.exp, x, shape=x.shape, dtype=x.dtype),
+    ]
+
+    def work(k):
+        for turn in range(20):
+            x = on(k % 2, turn / 8)
+            at.wait()
+            y = jax.jit(calls[k // 2])(x)
+            np.testing.assert_allclose(y, np.exp(np.full(3, turn / 8, np.float32)), rtol=1e-6)
+        return True
+
+    assert at_once(*[lambda k=k: work(k) for k in range(count)]) == [True] * count
+
+
 # ---- calls inside calls --------------------------------------------------------------------------
 
 
