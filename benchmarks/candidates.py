@@ -168,6 +168,26 @@ for _name, _need, _call in (
     candidate(f"jaxbridge, {_name}, replay", _need, on="cuda")(_call)
 
 
+@candidate("jaxbridge, cp.add in place, replay", "cupy", on="cuda")
+def _() -> Subject:
+    import cupy
+
+    def add(v: Any) -> None:
+        cupy.add(v, 1, out=v)
+
+    return adding(jaxbridge.call(add, SPEC, inout={0: 0}, graph="replay"))
+
+
+candidate("jaxbridge, cp.add(out=), xla", "cupy", on="cuda")(lambda: cupy_call(1, graph="xla"))
+
+
+@candidate("jaxbridge, 20 Warp kernels, replay", "warp", on="cuda")
+def _() -> Subject:
+    work = warp_work(20)
+    call = jaxbridge.call(work, SPEC, out=-1, framework="warp", graph="replay")
+    return adding(call, 20)
+
+
 @candidate("jaxbridge, import")
 def _() -> Subject:
     code = """
@@ -223,6 +243,11 @@ def on_cupy(times: int) -> Callable[..., None]:
 @candidate("buffer_callback, cp.add(out=)", "cupy", on="cuda")
 def _() -> Subject:
     return adding(buffer_callback(on_cupy(1), SPEC))
+
+
+@candidate("buffer_callback, cp.add(out=), command buffer", "cupy", on="cuda")
+def _() -> Subject:
+    return adding(buffer_callback(on_cupy(1), SPEC, command_buffer_compatible=True))
 
 
 @candidate("buffer_callback, 20 CuPy operations", "cupy", on="cuda")
@@ -305,7 +330,7 @@ def _() -> Subject:
     return adding(lambda v: call(v)[0])
 
 
-def warp_callable(mode: str, kernels: int) -> Subject:
+def warp_work(kernels: int) -> Callable[[Any, Any], None]:
     import warp as wp
 
     @wp.kernel
@@ -318,7 +343,14 @@ def warp_callable(mode: str, kernels: int) -> Subject:
         for _ in range(kernels - 1):
             wp.launch(add, dim=v.shape[0], inputs=[out], outputs=[out])
 
-    call = wp.jax_callable(work, num_outputs=1, graph_mode=wp.JaxCallableGraphMode[mode])
+    return work
+
+
+def warp_callable(mode: str, kernels: int) -> Subject:
+    import warp as wp
+
+    graph_mode = wp.JaxCallableGraphMode[mode]
+    call = wp.jax_callable(warp_work(kernels), num_outputs=1, graph_mode=graph_mode)
     return adding(lambda v: call(v)[0], kernels)
 
 
