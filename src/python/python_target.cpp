@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "core/cuda/context.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
@@ -304,6 +306,12 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
 void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,
                             const std::vector<void*>* host) {
   plan& p = *of;
+  // What a framework makes current, and does not put back, ends with it.
+  std::optional<result<cuda::context_scope>> context;
+  if (host == nullptr && c.device.platform == platform::cuda) {
+    context.emplace(cuda::context_scope::enter(c.device.ordinal));
+    if (!context->ok()) throw std::runtime_error(context->error().message());
+  }
   std::shared_ptr<binding> b;
   bool is_kept = true;
   if (const std::shared_ptr<binding>* found = p.bindings->find(key_of(c, host)); found != nullptr) {

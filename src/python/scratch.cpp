@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/scratch.hpp"
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 
 namespace jaxbridge::python {
 namespace {
@@ -16,9 +18,9 @@ using dispatch::scratch;
 struct hooks {
   std::mutex mutex;
   std::map<void*, std::weak_ptr<scratch>> owners;
-  // Blocks whose call ended while they were in use, by the number of those calls. They are freed
-  // some day, and another block may lie there by then.
-  std::map<void*, int> orphans;
+  // Blocks, with their sizes, that were in use when their call ended. Torch frees them some day,
+  // and until then it must not get them once more.
+  std::map<void*, std::size_t> orphans;
 };
 
 hooks& all() {
@@ -28,24 +30,46 @@ hooks& all() {
 
 thread_local std::shared_ptr<scratch> of_this_thread;
 
-// Of torch's signature; null is its "out of memory".
-void* hook_allocate(std::ptrdiff_t bytes, int /*device*/, void* /*stream*/) noexcept {
-  if (of_this_thread == nullptr) return nullptr;
-  const result<void*> made = of_this_thread->allocate(static_cast<std::size_t>(bytes));
-  if (!made.ok() || made.value() == nullptr) return nullptr;
+bool is_orphaned(void* block, std::size_t bytes) {
   const std::lock_guard lock(all().mutex);
-  all().owners[made.value()] = of_this_thread;
-  return made.value();
+  const auto& orphans = all().orphans;
+  auto next = orphans.lower_bound(block);
+  const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+  if (next != orphans.end() && address(next->first) < address(block) + bytes) return true;
+  if (next == orphans.begin()) return false;
+  --next;
+  return address(next->first) + next->second > address(block);
+}
+
+// Of torch's signature; null is its "out of memory".
+void* hook_allocate(std::ptrdiff_t size, int /*device*/, void* /*stream*/) noexcept {
+  if (of_this_thread == nullptr || size <= 0) return nullptr;
+  const auto bytes = static_cast<std::size_t>(size);
+  constexpr std::size_t attempts = 64;
+  std::array<void*, attempts> unusable{};
+  std::size_t count = 0;
+  void* found = nullptr;
+  while (found == nullptr && count < attempts) {
+    const result<void*> made = of_this_thread->allocate(bytes);
+    if (!made.ok()) break;
+    if (is_orphaned(made.value(), bytes)) {
+      unusable[count++] = made.value();
+    } else {
+      found = made.value();
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) (void)of_this_thread->free(unusable[i]);
+  if (found == nullptr) return nullptr;
+  const std::lock_guard lock(all().mutex);
+  all().owners[found] = of_this_thread;
+  return found;
 }
 
 void hook_free(void* block, std::ptrdiff_t /*bytes*/, int /*device*/, void* /*stream*/) noexcept {
   std::shared_ptr<scratch> owner;
   {
     const std::lock_guard lock(all().mutex);
-    if (const auto orphan = all().orphans.find(block); orphan != all().orphans.end()) {
-      if (--orphan->second == 0) all().orphans.erase(orphan);
-      return;
-    }
+    if (all().orphans.erase(block) > 0) return;
     const auto found = all().owners.find(block);
     if (found == all().owners.end()) return;
     owner = found->second.lock();
@@ -59,7 +83,7 @@ void leave_hooks() {
   if (of_this_thread == nullptr) return;
   const std::lock_guard lock(all().mutex);
   for (const auto& [block, bytes] : of_this_thread->live()) {
-    if (all().owners.erase(block) > 0) ++all().orphans[block];
+    if (all().owners.erase(block) > 0) all().orphans.emplace(block, bytes);
   }
   of_this_thread.reset();
 }

@@ -600,7 +600,7 @@ ALLOCATE = """
         import warp as wp
         device = wp.get_device("cuda:0")
         free, total = device.free_memory, device.total_memory
-        empty = lambda n: wp.empty(n, dtype=wp.uint8, device=device)
+        empty = lambda n: wp.empty((n >> 20, 1 << 20), dtype=wp.uint8, device=device)
     assert free < 0.15 * total, (free, total)
     n = int(0.3 * total)
 """

@@ -2,6 +2,8 @@
 #include "fakes/frame_builder.hpp"
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace fake_xla {
@@ -67,19 +69,33 @@ ffi::error* device_ordinal_get(ffi::device_ordinal_get_args* args) {
 }
 
 std::atomic<std::int64_t> block_count{0};
+// Memory of the fake runtime is one arena that is never touched: a block lies where the first gap
+// is.
+std::mutex arena_lock;
+std::map<std::uintptr_t, std::size_t> arena;
 
 ffi::error* device_memory_allocate(ffi::device_memory_allocate_args* args) {
   if (too_short(args)) return make_error(invalid_argument, "Unexpected Allocate_Args size");
   if (args->alignment > 16) return make_error(invalid_argument, "Unsupported alignment");
   if (args->size > (std::size_t{1} << 40)) return make_error(resource_exhausted, "Out of memory");
-  args->data = std::malloc(args->size);
+  const std::lock_guard lock(arena_lock);
+  std::uintptr_t at = std::uintptr_t{1} << 44;
+  for (const auto& [begin, bytes] : arena) {
+    if (begin - at >= args->size) break;
+    at = (begin + bytes + 255) / 256 * 256;
+  }
+  arena.emplace(at, args->size);
+  args->data = reinterpret_cast<void*>(at);
   ++block_count;
   return nullptr;
 }
 
 ffi::error* device_memory_free(ffi::device_memory_free_args* args) {
   if (too_short(args)) return make_error(invalid_argument, "Unexpected Free_Args size");
-  std::free(args->data);
+  const std::lock_guard lock(arena_lock);
+  if (arena.erase(reinterpret_cast<std::uintptr_t>(args->data)) == 0) {
+    return make_error(invalid_argument, "not a block of this allocator");
+  }
   --block_count;
   return nullptr;
 }
