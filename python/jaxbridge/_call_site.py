@@ -13,6 +13,7 @@ from . import _config, _core, _errors, _plan, _replay, _spec
 from ._identity import Witness
 from ._options import Options
 from ._spec import Template
+from ._state import States
 
 if TYPE_CHECKING:
     from ._callee import Callee
@@ -26,8 +27,9 @@ class Registration:
         self.key = key
         self.holds = 0
         self._stats = site.callee.counts
+        self._states: dict[Any, States] = {}
         self.target = _core.Target(
-            make_plan=functools.partial(_plan.make_plan, site),
+            make_plan=functools.partial(_plan.make_plan, site, self._states),
             on_error=functools.partial(
                 _errors.record,
                 function_name=site.name,
@@ -43,6 +45,11 @@ class Registration:
         )
         _core.register(key, self.target)
         self._stats.live.add(self)
+
+    def clear(self) -> None:
+        """Forgets plans, graphs and states."""
+        self._states.clear()
+        self.target.clear_plans()
 
     def end(self) -> None:
         self._stats.end(self)
@@ -107,7 +114,13 @@ class Stats:
         self._fallbacks: collections.deque[str] = collections.deque(maxlen=32)
 
     def not_captured(self, reason: str) -> None:
-        self._fallbacks.append(reason)
+        if reason not in self._fallbacks:
+            self._fallbacks.append(reason)
+
+    def clear(self) -> None:
+        for registration in list(self.live):
+            registration.clear()
+        self._fallbacks.clear()
 
     def end(self, registration: Registration) -> None:
         self.live.discard(registration)

@@ -58,11 +58,7 @@ class Callee:
                     f'{{"cpu": f, "cuda": g}}'
                 )
         if state is not None:
-            if not callable(state):
-                raise TypeError(
-                    f"{shown}: state is {state!r}; expected None or a callable "
-                    f"state(context, *args, **kwargs) that makes it"
-                )
+            _options.check_state(shown, state, self.functions.values(), options.get("out"))
             # Told as the functions are: another way to make it is another call.
             self.functions["state"] = state
         self.frameworks: dict[str, str] = (
@@ -72,6 +68,7 @@ class Callee:
         )
         _options.check_frameworks(shown, self.frameworks)
         self.options = _options.check(shown, **options)
+        _options.check_on_cuda(shown, self.options, self.frameworks.get("cuda"))
         self.name = shown
         self.references = {p: _identity.reference(f) for p, f in self.functions.items()}
         self.is_explicitly_named = name is not None
@@ -174,8 +171,8 @@ class Callee:
 
     def _redefines(self, before: "Callee") -> bool:
         """A notebook cell that was run again: the same place, other code."""
-        return all(
-            _identity.redefines(f, before.functions.get(p)) for p, f in self.functions.items()
+        return self.functions.keys() == before.functions.keys() and all(
+            _identity.redefines(f, before.functions[p]) for p, f in self.functions.items()
         )
 
     def _places(self) -> str:

@@ -277,8 +277,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
     def clear(self) -> None:
         """Forgets what was kept for repeated calls; it is made anew when needed."""
-        for registration in list(self.callee.counts.live):
-            registration.target.clear_plans()
+        self.callee.counts.clear()
         _primitive.programs_of(self.callee).clear()
         _call_site.forget_durable(self.callee)
 

@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _options, _plan
+from . import _adapters, _compat, _core, _plan
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -131,21 +131,6 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
         )
     site.function_on(platform)
     framework = site.framework_on(platform)
-    if platform == "cuda" and framework == "numpy" and site.options.graph != "off":
-        raise PlatformError(
-            f'{site.name}: graph="{site.options.graph}" captures work on the device, and '
-            f'framework="numpy" works on the host; drop graph=, or use a framework with arrays on CUDA'
-        )
-    if (
-        platform == "cuda"
-        and site.options.scratch is not None
-        and framework not in _options.scratch_frameworks
-    ):
-        raise PlatformError(
-            f'{site.name}: scratch="xla" is there for {" and ".join(_options.scratch_frameworks)}, and '
-            f'framework="{framework}" does not let one choose where its temporaries come from for one '
-            f"call: drop scratch="
-        )
     if platform not in _compat.local_platforms():
         return  # another machine runs it: what is installed here does not count
     at = "cpu" if platform == "cuda" and framework == "numpy" else platform

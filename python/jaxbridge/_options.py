@@ -2,8 +2,9 @@
 """The options of `call`: what they may be, and their checks."""
 
 import dataclasses
+import inspect
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -64,6 +65,50 @@ def check_frameworks(name: str, by_platform: Mapping[str, str]) -> None:
             raise ValueError(
                 f"{name}: framework is {framework!r}; expected one of {', '.join(frameworks)}"
             )
+
+
+def check_state(
+    name: str, state: Any, functions: Iterable[Callable[..., Any]], out: str | int | None
+) -> None:
+    """Raises TypeError or ValueError where `state=` makes none, or no function takes one."""
+    if (
+        not callable(state)
+        or inspect.iscoroutinefunction(state)
+        or inspect.isgeneratorfunction(state)
+    ):
+        raise TypeError(
+            f"{name}: state is {state!r}; expected None or a function state(context, *args, **kwargs) "
+            f"that makes it"
+        )
+    if out == "state":
+        raise ValueError(f"{name}: out='state', and state= is passed as that keyword, too")
+    for function in functions:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            continue  # a builtin can be without one
+        if not any(
+            p.kind is p.VAR_KEYWORD or (p.name == "state" and p.kind is not p.POSITIONAL_ONLY)
+            for p in parameters
+        ):
+            raise TypeError(
+                f"{name}: state= is passed as the keyword 'state', and {function!r} has no such parameter"
+            )
+
+
+def check_on_cuda(name: str, options: "Options", framework: str | None) -> None:
+    """Raises ValueError where the framework on CUDA can't do what an option says."""
+    if options.graph != "off" and framework == "numpy":
+        raise ValueError(
+            f'{name}: graph="{options.graph}" captures work on the device, and framework="numpy" works on '
+            f"the host; drop graph=, or use a framework with arrays on CUDA"
+        )
+    if options.scratch is not None and framework not in (None, *scratch_frameworks):
+        raise ValueError(
+            f'{name}: scratch="xla" is there for {" and ".join(scratch_frameworks)}, and '
+            f'framework="{framework}" does not let one choose where its temporaries come from for one '
+            f"call: drop scratch="
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,12 +35,17 @@ _no_rule_for_scalar = object()
 
 
 def make_plan(
-    site: "CallSite", platform: str, operands: Described, results: Described
+    site: "CallSite",
+    states: dict[Any, States],
+    platform: str,
+    operands: Described,
+    results: Described,
 ) -> _core.Plan:
     """The work of one call.
 
     Args:
         site: the call.
+        states: what state= has made for it, by platform and operands; plans come and go.
         platform: "cpu" or "cuda".
         operands: (dtype, shape) of each operand.
         results: (dtype, shape) of each result.
@@ -72,7 +77,8 @@ def make_plan(
     }
     arguments = site.arguments
     if site.callee.makes_state:
-        how["state"] = _states(site, operands)
+        key = (platform, *((np.dtype(dtype), shape) for dtype, shape in operands))
+        how["state"] = states.setdefault(key, _states(site, operands))
         arguments = _with_state(arguments, len(operands))
     if has_scope and platform == "cuda" and site.options.scratch == "xla":
         how["scope"] = adapter.scratch_scope

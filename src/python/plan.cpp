@@ -122,7 +122,7 @@ nb::list views_in(std::span<const binding::slot> slots) {
 
 void call_function(const plan& p, binding& b, const occasion& on) {
   nb::object state;
-  if (p.state.is_valid()) state = p.state(on.ordinal, on.stream.address());
+  if (p.state.is_valid()) state = p.state(on.ordinal, on.home.address());
   views_scope scope(b.slots);
   scope.make();
   const std::span<const binding::slot> operands = std::span(b.slots).first(b.operands.size());

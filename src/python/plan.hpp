@@ -78,6 +78,8 @@ struct binding {
 struct occasion {
   std::int32_t ordinal = 0;
   stream_ref stream;
+  // XLA's stream; in a capture of ours `stream` is another one.
+  stream_ref home;
   // Where the function allocates from; null: from where it likes.
   std::shared_ptr<dispatch::scratch> scratch;
 };
@@ -98,8 +100,8 @@ struct plan {
   /// The scope of a call that is captured: `capture_scope(ordinal, stream) -> (context manager,
   /// memory)`, where the memory is what the function allocates from; it lives as long as the graph.
   nb::object capture_scope;
-  /// `state(ordinal, stream)`: what was made once for the device, in the scope; or null. The last
-  /// of the operand views that `work` gets.
+  /// `state(ordinal, stream of XLA's)`: what was made once, in the scope; or null. The last of the
+  /// operand views that `work` gets.
   nb::object state;
   /// The callee works on host memory although the call is on CUDA.
   bool staged = false;

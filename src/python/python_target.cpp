@@ -261,13 +261,14 @@ void python_target::end_lease(const std::shared_ptr<binding>& b,
            exception);
 }
 
-// Calls the function on the memory of `c`, whose stream is being captured.
-nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c) {
+// Calls the function on the memory of `c`, whose stream is being captured for `home`.
+nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c,
+                                       stream_ref home) {
   const std::shared_ptr<binding> b = make_binding(*p, c, nullptr);
   const current_call_scope scope(c);
   nb::object memory;
   try {
-    memory = p->call_captured(*b, {c.device.ordinal, c.stream, nullptr});
+    memory = p->call_captured(*b, {c.device.ordinal, c.stream, home, nullptr});
   } catch (__cxxabiv1::__forced_unwind&) {
     wait_for_the_end();
   } catch (nb::python_error& raised) {
@@ -291,7 +292,7 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
     run_now(p, c, host);
     return;
   }
-  const auto captured = [&](const dispatch::call& on) { return run_captured(p, on); };
+  const auto captured = [&](const dispatch::call& on) { return run_captured(p, on, c.stream); };
   if (replayer_->compares()) {
     const auto now = [&] { run_now(p, c, nullptr); };
     if (!replayer_->compared(c, p, captured, now)) now();
@@ -341,12 +342,12 @@ void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::cal
   try {
     if (capturable_ && cuda::is_capturing(c.stream)) {
       // XLA captures: its graph lives at most as long as this target.
-      captured_memory_.append(p.call_captured(*b, {c.device.ordinal, c.stream, nullptr}));
+      captured_memory_.append(p.call_captured(*b, {c.device.ordinal, c.stream, c.stream, nullptr}));
     } else if (p.has_scratch) {
       const scratch_scope scratch(c);
-      p.call(*b, {c.device.ordinal, c.stream, scratch.get()});
+      p.call(*b, {c.device.ordinal, c.stream, c.stream, scratch.get()});
     } else {
-      p.call(*b, {c.device.ordinal, c.stream, nullptr});
+      p.call(*b, {c.device.ordinal, c.stream, c.stream, nullptr});
     }
   } catch (__cxxabiv1::__forced_unwind&) {
     wait_for_the_end();

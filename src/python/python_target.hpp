@@ -63,7 +63,8 @@ class python_target final : public dispatch::target {
   void run(const std::shared_ptr<plan>& p, const dispatch::call& c, const std::vector<void*>* host);
   void run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,
                const std::vector<void*>* host);
-  [[nodiscard]] nb::object run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c);
+  [[nodiscard]] nb::object run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c,
+                                        stream_ref home);
   [[nodiscard]] std::shared_ptr<binding> make_binding(const plan& p, const dispatch::call& c,
                                                       const std::vector<void*>* host) const;
   void end_lease(const std::shared_ptr<binding>& b, const nb::object& exception) const;

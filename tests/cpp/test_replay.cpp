@@ -544,6 +544,9 @@ TEST_F(staged_graph_test, OnceGivenUpNothingIsCaptured) {
   EXPECT_TRUE(all.give_up());
   EXPECT_FALSE(all.give_up());
   EXPECT_EQ(next(all, 1), step::run);
+  (void)all.clear();
+  EXPECT_EQ(next(all, 1), step::run);
+  EXPECT_EQ(next(all, 1), step::capture);
   graphs none(0);
   EXPECT_EQ(next(none, 1), step::run);
   EXPECT_EQ(next(none, 1), step::run);

@@ -13,7 +13,7 @@ import pytest
 from fake_gpu import Program, array, make_stream
 
 import jaxbridge
-from jaxbridge import _adapters, _core, current, errors
+from jaxbridge import _adapters, _core, current
 
 N = 16
 X = jnp.zeros(N, jnp.float32)
@@ -136,6 +136,25 @@ def test_in_place_on_copies():
         np.testing.assert_array_equal(a, 0)
         kept.append(a)
     assert f.stats()["staged"] == 5
+
+
+def test_fallbacks_are_told_once_and_forgotten():
+    def fn(v, out):
+        if current().capturing:
+            raise ValueError("not there")
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 3), array(N)
+    for _ in range(2):
+        program([a], [b], stream)
+        with pytest.warns(RuntimeWarning, match="could not be captured"):
+            program([a], [b], stream)
+        assert f.stats()["fallbacks"] == ["not there"]
+        f.clear()
+        assert f.stats()["fallbacks"] == []
+        program = Program(f, X)
 
 
 def test_what_cannot_be_captured():
@@ -304,6 +323,9 @@ def test_comparison():
 
     assert differ(f32([1, np.nan, np.inf, 0.0]), f32([1 + 1e-6, np.nan, np.inf, -0.0])) is None
     assert differ(f32([1, 2]), f32([1, 2.1]))[0] == 1
+    assert differ(f32([1e6, 1, 1]), f32([1e6, 100, 1]))[0] == 1
+    assert differ(f32([1, 2]), f32([1, 2.0002]))[0] == 1
+    assert differ(f32([]), f32([])) is None
     assert differ(f32([np.inf]), f32([-np.inf])) is not None
     assert differ(f32([np.nan]), f32([1])) is not None
     assert differ(np.int32([1, 2]), np.int32([1, 3])) == (1, 2, 3)
@@ -398,17 +420,43 @@ def test_state_in_threads():
 
     f = made(lambda v, out, state: _core.fill(out, state), state=make)
     program = Program(f, X)
+    right = []
 
-    def work():
-        stream, a, b = make_stream(), array(N), array(N)
+    def work(stream):
+        a, b = array(N), array(N)
         barrier.wait()
         program([a], [b], stream)
-        assert (b.view(np.uint8) == 9).all()
+        right.append((b.view(np.uint8) == 9).all())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    shared = make_stream()
+    streams = [shared, shared, shared, make_stream()]
+    threads = [threading.Thread(target=work, args=(s,)) for s in streams]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    assert count == [1]
+    assert right == [True] * 4
+    assert count == [1, 1]  # one for each stream
+
+
+def test_states_outlive_plans():
+    """Plans of many shapes come and go; what was made for them stays, for graphs, too."""
+    made_of = []
+
+    def make(context, v):
+        made_of.append(v.shape)
+        return len(made_of)
+
+    f = made(lambda v, out, state: _core.copy(v, out), graph="replay", state=make)
+    stream = make_stream()
+    programs = [Program(f, jnp.zeros(n, jnp.float32)) for n in range(1, 71)]
+    arrays = [(array(n, n), array(n)) for n in range(1, 71)]
+    for _ in range(4):
+        for program, (a, b) in zip(programs, arrays, strict=True):
+            b[:] = 0
+            program([a], [b], stream)
+            np.testing.assert_array_equal(b, a)
+    stats = f.stats()
+    assert made_of == [(n,) for n in range(1, 71)]
+    assert stats["captures"] == 70 and stats["replays"] == 140 and stats["fallbacks"] == []
 
 
 # ---- scratch -------------------------------------------------------------------------------------
@@ -548,16 +596,18 @@ def test_scratch_hooks(adapter):
 
 
 def test_other_frameworks_and_graphs():
-    f = jaxbridge.call(copies, like, framework="buffer", out="out", scratch="xla")
-    with pytest.raises(errors.PlatformError, match='scratch="xla" is there for cupy and torch'):
-        Program(f, X)
+    with pytest.raises(ValueError, match='scratch="xla" is there for cupy and torch'):
+        jaxbridge.call(copies, like, framework="buffer", out="out", scratch="xla")
+    for graph in ("replay", "verify", "xla"):
+        with pytest.raises(ValueError, match='framework="numpy" works on the host'):
+            jaxbridge.call(copies, like, framework="numpy", graph=graph)
     with pytest.raises(ValueError, match='scratch="xla" is memory for one call'):
         jaxbridge.call(copies, like, scratch="xla", graph="replay")
     with pytest.raises(ValueError, match="scratch is 'cuda'; expected None or \"xla\""):
         jaxbridge.call(copies, like, scratch="cuda")
     with pytest.raises(ValueError, match="expected one of off, replay, verify, xla"):
         jaxbridge.call(copies, like, graph="always")
-    with pytest.raises(TypeError, match="state is 3; expected None or a callable"):
+    with pytest.raises(TypeError, match="state is 3; expected None or a function"):
         jaxbridge.call(copies, like, state=3)
     g = jaxbridge.call(lambda v, state: v, like, state=lambda context, v: 1)
     with pytest.raises(TypeError, match="the keyword 'state' takes what state= made"):

@@ -806,9 +806,13 @@ def other(v, k=2, *, n=3):
     return v * k + n
 
 
+def with_state(v, state=None):
+    return v
+
+
 def test_every_option_changes_the_key_or_the_comparison(x):
     """The property on which caching rests: nothing that changes a call is left out."""
-    base = {"fn": module_level, "result_shape_dtypes": F32}
+    base = {"fn": with_state, "result_shape_dtypes": F32}
     changes = {
         "fn": [other, {"cpu": module_level, "cuda": other}, {"cpu": module_level}, lambda v: v],
         "result_shape_dtypes": [

@@ -40,6 +40,7 @@ result<device_block> device_block::allocate(int ordinal, std::size_t bytes) {
       !s.ok()) {
     return s;
   }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are integers.
   return device_block(reinterpret_cast<std::byte*>(made), ordinal);
 }
 

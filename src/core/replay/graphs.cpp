@@ -108,6 +108,7 @@ std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const st
 std::shared_ptr<void> graphs::clear() {
   const std::lock_guard lock(mutex_);
   seen_ = lru_cache<bool>(seen_.limit());
+  given_up_ = false;
   return to_be_destroyed(std::pair(std::exchange(graphs_, table(graphs_.limit())),
                                    std::exchange(kinds_, kind_table(kinds_.limit()))));
 }

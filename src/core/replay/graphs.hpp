@@ -72,7 +72,7 @@ class graphs {
   /// Nothing is captured any more. True for the first who says so.
   bool give_up() noexcept { return !given_up_.exchange(true); }
 
-  /// Takes all graphs out, to be destroyed without any lock.
+  /// Begins anew. Takes all graphs out, to be destroyed without any lock.
   [[nodiscard]] std::shared_ptr<void> clear();
 
   /// Calls that replayed a graph, also those of `staged`.
