@@ -100,7 +100,7 @@ def forget_durable(callee: "Callee") -> None:
         forgotten = [
             _durable.pop(key)
             for key, hold in list(_durable.items())
-            if hold.registration.site.callee is callee
+            if hold.registration.site.callee is callee and callee.options.graph != "xla"
         ]
     del forgotten  # without the lock
 

@@ -131,7 +131,7 @@ def enter_scratch_hooks(scratch: Scratch) -> None:
 
 def leave_scratch_hooks() -> None:
     """
-    They give this thread none; what was not freed is not listened for any more.
+    They give this thread memory of the scratch before; what was not freed is not listened for.
     """
 
 class Plan:

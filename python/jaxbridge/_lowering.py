@@ -63,7 +63,8 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
     hold = site.hold()
-    if not hold.is_durable and not is_export:
+    # Graphs that XLA captures work on memory of the registration's, also after clear().
+    if (not hold.is_durable or site.options.graph == "xla") and not is_export:
         _compat.keep_alive(ctx, hold, site.name)
     key = hold.registration.key
     if is_export and key != site.key:

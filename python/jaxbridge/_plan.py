@@ -107,10 +107,13 @@ def make_plan(
 def _states(site: "CallSite", operands: Described) -> States:
     """What makes the function's state: from the arguments, with abstract arrays."""
     make = site.callee.functions["state"]
-    args, kwargs = site.arguments.fill(
-        [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for dtype, shape in operands]
-    )
-    return States(site.name, lambda: make(current(), *args, **kwargs))
+    abstract = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for dtype, shape in operands]
+
+    def made() -> Any:
+        args, kwargs = site.arguments.fill(abstract)  # lists and dicts are its own
+        return make(current(), *args, **kwargs)
+
+    return States(site.name, made)
 
 
 def _with_state(arguments: Template, operand_count: int) -> Template:

@@ -41,7 +41,9 @@ def compare(site: "CallSite", results: list[tuple[Any, bytes, bytes]]) -> None:
     for position, (dtype, run, replay) in enumerate(results):
         if run == replay:
             continue
-        different = _difference(np.frombuffer(run, dtype), np.frombuffer(replay, dtype))
+        # Of one byte, or packed into less: as bytes.
+        as_type = np.dtype(dtype) if np.dtype(dtype).itemsize > 1 else np.dtype(np.uint8)
+        different = _difference(np.frombuffer(run, as_type), np.frombuffer(replay, as_type))
         if different is not None:
             index, expected, got = different
             raise ReplayError(

@@ -7,7 +7,7 @@
 #include "core/cuda/context.hpp"
 #include "core/cuda/device_memory.hpp"
 #include "core/cuda/driver.hpp"
-#include "core/cuda/graph.hpp"
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "python/buffer.hpp"
 

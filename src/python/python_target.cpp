@@ -97,6 +97,20 @@ graph_mode graph_mode_of(const std::string& text) {
   throw std::invalid_argument("no graph mode: " + text);
 }
 
+// "ValueError: text", whatever the text is.
+std::string text_of(const nb::python_error& raised) {
+  std::string text = "an exception";
+  try {
+    text = nb::cast<std::string>(raised.type().attr("__name__"));
+    const nb::bytes encoded =
+        nb::borrow<nb::bytes>(nb::str(raised.value()).attr("encode")("utf-8", "backslashreplace"));
+    if (encoded.size() > 0) text.append(": ").append(encoded.c_str(), encoded.size());
+  } catch (nb::python_error&) {
+    // It can't be told what it says.
+  }
+  return text;
+}
+
 // Marks a binding as in use: a call inside the call, or on another thread, makes its own.
 class use_of {
  public:
@@ -162,6 +176,7 @@ python_target::~python_target() {
   on_error_.reset();
   on_held_.reset();
   captured_memory_.reset();
+  if (replayer_ != nullptr) replayer_->clear();  // which waits, without the GIL
   replayer_.reset();
   plans_.clear();
 }
@@ -275,7 +290,7 @@ nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dis
     b->revoke();
     // What interrupts the program is not about the capture.
     if (!raised.matches(PyExc_Exception)) throw;
-    throw not_captured(nb::cast<std::string>(nb::str(raised.value())));
+    throw not_captured(text_of(raised));
   }
   try {
     end_lease(b, nb::none());
@@ -288,6 +303,12 @@ nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dis
 
 void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
                         const std::vector<void*>* host) {
+  // What a framework makes current, and does not put back, ends with it.
+  std::optional<result<cuda::context_scope>> context;
+  if (host == nullptr && c.device.platform == platform::cuda) {
+    context.emplace(cuda::context_scope::enter(c.device.ordinal));
+    if (!context->ok()) throw std::runtime_error(context->error().message());
+  }
   if (replayer_ == nullptr || host != nullptr || c.device.platform != platform::cuda) {
     run_now(p, c, host);
     return;
@@ -295,7 +316,9 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
   const auto captured = [&](const dispatch::call& on) { return run_captured(p, on, c.stream); };
   if (replayer_->compares()) {
     const auto now = [&] { run_now(p, c, nullptr); };
-    if (!replayer_->compared(c, p, captured, now)) now();
+    if (replayer_->compared(c, p, captured, now)) return;
+    now();
+    replayer_->ran(c, std::chrono::nanoseconds::max());
     return;
   }
   if (replayer_->captured(c, p, captured)) return;
@@ -307,12 +330,6 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
 void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,
                             const std::vector<void*>* host) {
   plan& p = *of;
-  // What a framework makes current, and does not put back, ends with it.
-  std::optional<result<cuda::context_scope>> context;
-  if (host == nullptr && c.device.platform == platform::cuda) {
-    context.emplace(cuda::context_scope::enter(c.device.ordinal));
-    if (!context->ok()) throw std::runtime_error(context->error().message());
-  }
   std::shared_ptr<binding> b;
   bool is_kept = true;
   if (const std::shared_ptr<binding>* found = p.bindings->find(key_of(c, host)); found != nullptr) {
@@ -341,8 +358,9 @@ void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::cal
   const current_call_scope scope(c);
   try {
     if (capturable_ && cuda::is_capturing(c.stream)) {
-      // XLA captures: its graph lives at most as long as this target.
-      captured_memory_.append(p.call_captured(*b, {c.device.ordinal, c.stream, c.stream, nullptr}));
+      // XLA captures: its graph lives at most as long as this target, and so does what it works on.
+      captured_memory_.append(
+          nb::make_tuple(of, p.call_captured(*b, {c.device.ordinal, c.stream, c.stream, nullptr})));
     } else if (p.has_scratch) {
       const scratch_scope scratch(c);
       p.call(*b, {c.device.ordinal, c.stream, c.stream, scratch.get()});

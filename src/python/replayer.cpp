@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/replayer.hpp"
 
+#include <algorithm>
 #include <string>
 
+#include "core/cuda/capture_mode.hpp"
+#include "core/cuda/device_memory.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/exit.hpp"
 #include "python/gil.hpp"
@@ -43,10 +46,19 @@ struct captured_resources {
               // At exit Python's objects are left where they are.
               if (!use.granted()) return;
               const thread_gil gil;
+              // Pools give their memory back, perhaps while this thread captures something else.
+              const cuda::relaxed_capture_scope relaxed;
               delete r;
             }};
   }
 };
+
+// Destroys what may wait for its stream. The GIL is held.
+void destroy(std::shared_ptr<const void> gone) {
+  if (gone == nullptr) return;
+  const nb::gil_scoped_release no_gil;
+  gone.reset();
+}
 
 nb::bytes bytes_at(const cuda::staging_block& block, std::size_t offset, std::size_t size) {
   return nb::bytes(block.at(offset), size);
@@ -90,16 +102,22 @@ replayer::made_graph replayer::record(const dispatch::call& on, stream_ref launc
   return std::shared_ptr<const cuda::graph>(std::move(made.value()));
 }
 
+template <class Graph>
+void replayer::keep(const dispatch::call& c, std::shared_ptr<const Graph> made) {
+  destroy(graphs_.keep(key_of(c), std::move(made)));
+}
+
 status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
-                         const captured_run& run_captured,
-                         std::shared_ptr<const cuda::graph>& made) {
-  made_graph recorded = record(c, c.stream, p, run_captured, nullptr, {});
-  if (!recorded.ok()) return recorded.error();
-  made = std::move(recorded.value());
-  std::shared_ptr<void> gone = graphs_.keep(key_of(c), made);
-  const nb::gil_scoped_release no_gil;  // it waits for its stream
-  gone.reset();
-  return {};
+                         const captured_run& run_captured) {
+  made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
+  if (!made.ok()) return made.error();
+  status s = made.value()->launch();
+  if (s.ok()) {
+    keep(c, std::move(made.value()));
+  } else {
+    destroy(std::move(made.value()));
+  }
+  return s;
 }
 
 status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
@@ -110,27 +128,34 @@ status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
   }();
   if (!area.ok()) return area.error();
   std::vector<any_buffer> buffers;
+  std::vector<cuda::memory_copy> list;
   const dispatch::call on_it = area.value()->call_on_it(c, buffers);
   made_graph recorded =
-      record(on_it, c.stream, p, run_captured, area.value(), area.value()->copies(c));
+      record(on_it, c.stream, p, run_captured, area.value(), area.value()->copies(c, list));
   if (!recorded.ok()) return recorded.error();
-  auto staged = std::make_shared<replay::staged_graph>(area.value(), std::move(recorded.value()));
+  auto staged = std::make_shared<const replay::staged_graph>(area.value(), recorded.value());
   if (status s = staged->launch(c); !s.ok()) return s;
-  std::shared_ptr<void> gone = graphs_.keep(key_of(c), std::move(staged));
-  const nb::gil_scoped_release no_gil;
-  gone.reset();
+  keep(c, std::move(staged));
   return {};
 }
 
-// Says once that nothing is captured any more.
-void replayer::give_up(const status& failed) {
-  if (graphs_.give_up()) on_not_captured_(nb::str(failed.message().c_str()));
+// Says once that calls of this kind are not captured any more.
+void replayer::give_up(const dispatch::call& c, const status& failed) {
+  if (graphs_.give_up(key_of(c))) on_not_captured_(nb::str(failed.message().c_str()));
+}
+
+replay::step replayer::next(const dispatch::call& c) {
+  std::shared_ptr<void> gone;
+  const replay::step step =
+      graphs_.next(key_of(c), replay::staged_bytes(c), replay::staged_buffers(c), gone);
+  destroy(std::move(gone));
+  return step;
 }
 
 bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
                         const captured_run& run_captured) {
   status failed;
-  switch (graphs_.next(key_of(c), replay::staged_bytes(c), replay::staged_buffers(c))) {
+  switch (next(c)) {
     case replay::step::run:
       return false;
     case replay::step::stage:
@@ -138,15 +163,12 @@ bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
       // Without memory for copies the function runs on new memory, and is replayed on known.
       if (failed.code() == status_code::resource_exhausted) return false;
       break;
-    case replay::step::capture: {
-      std::shared_ptr<const cuda::graph> made;
-      failed = capture(c, p, run_captured, made);
-      if (failed.ok()) failed = made->launch();
+    case replay::step::capture:
+      failed = capture(c, p, run_captured);
       break;
-    }
   }
   if (failed.ok()) return true;
-  give_up(failed);
+  give_up(c, failed);
   return false;
 }
 
@@ -158,11 +180,14 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
                         const captured_run& run_captured, const std::function<void()>& run) {
   std::shared_ptr<const cuda::graph> graph = graphs_.find(key_of(c));
   if (graph == nullptr) {
-    if (graphs_.next(key_of(c), 0, 0) != replay::step::capture) return false;
-    if (status s = capture(c, p, run_captured, graph); !s.ok()) {
-      give_up(s);
+    if (next(c) != replay::step::capture) return false;
+    made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
+    if (!made.ok()) {
+      give_up(c, made.error());
       return false;
     }
+    graph = made.value();
+    keep(c, std::move(made.value()));
   }
 
   // What is updated in place, as it was; then the results of the replay, and those of the run.
@@ -190,6 +215,12 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
     or_throw(block->ok() ? status() : block->error());
     for (std::size_t i = 0; i < in_place_.size(); ++i) {
       or_throw(to_host(c.operands[in_place_[i].first], before[i]));
+    }
+    // What a replay does not write must not pass for what the last run has written.
+    for (std::size_t i = 0; i < c.results.size(); ++i) {
+      const auto is_it = [i](const index_pair& pair) { return pair.second == i; };
+      if (std::any_of(in_place_.begin(), in_place_.end(), is_it)) continue;
+      or_throw(cuda::fill(c.results[i].data, 0xA5, c.results[i].size_bytes(), c.stream));
     }
     or_throw(graph->launch());
     for (std::size_t i = 0; i < c.results.size(); ++i) {

@@ -72,9 +72,11 @@ class replayer {
   [[nodiscard]] status stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
                              const captured_run& run_captured);
   [[nodiscard]] status capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
-                               const captured_run& run_captured,
-                               std::shared_ptr<const cuda::graph>& made);
-  void give_up(const status& failed);
+                               const captured_run& run_captured);
+  [[nodiscard]] replay::step next(const dispatch::call& c);
+  template <class Graph>
+  void keep(const dispatch::call& c, std::shared_ptr<const Graph> made);
+  void give_up(const dispatch::call& c, const status& failed);
 
   std::vector<index_pair> in_place_;
   nb::object on_not_captured_;

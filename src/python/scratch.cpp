@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace jaxbridge::python {
 namespace {
@@ -28,7 +29,8 @@ hooks& all() {
   return instance;
 }
 
-thread_local std::shared_ptr<scratch> of_this_thread;
+// The innermost call of this thread comes last.
+thread_local std::vector<std::shared_ptr<scratch>> of_this_thread;
 
 bool is_orphaned(void* block, std::size_t bytes) {
   const std::lock_guard lock(all().mutex);
@@ -43,14 +45,15 @@ bool is_orphaned(void* block, std::size_t bytes) {
 
 // Of torch's signature; null is its "out of memory".
 void* hook_allocate(std::ptrdiff_t size, int /*device*/, void* /*stream*/) noexcept {
-  if (of_this_thread == nullptr || size <= 0) return nullptr;
+  if (of_this_thread.empty() || size <= 0) return nullptr;
+  const std::shared_ptr<scratch>& mine = of_this_thread.back();
   const auto bytes = static_cast<std::size_t>(size);
   constexpr std::size_t attempts = 64;
   std::array<void*, attempts> unusable{};
   std::size_t count = 0;
   void* found = nullptr;
   while (found == nullptr && count < attempts) {
-    const result<void*> made = of_this_thread->allocate(bytes);
+    const result<void*> made = mine->allocate(bytes);
     if (!made.ok()) break;
     if (is_orphaned(made.value(), bytes)) {
       unusable[count++] = made.value();
@@ -58,10 +61,10 @@ void* hook_allocate(std::ptrdiff_t size, int /*device*/, void* /*stream*/) noexc
       found = made.value();
     }
   }
-  for (std::size_t i = 0; i < count; ++i) (void)of_this_thread->free(unusable[i]);
+  for (std::size_t i = 0; i < count; ++i) (void)mine->free(unusable[i]);
   if (found == nullptr) return nullptr;
   const std::lock_guard lock(all().mutex);
-  all().owners[found] = of_this_thread;
+  all().owners[found] = mine;
   return found;
 }
 
@@ -80,12 +83,13 @@ void hook_free(void* block, std::ptrdiff_t /*bytes*/, int /*device*/, void* /*st
 
 // The call ends, and what it still has belongs to nobody.
 void leave_hooks() {
-  if (of_this_thread == nullptr) return;
+  if (of_this_thread.empty()) return;
+  const std::shared_ptr<scratch> ended = std::move(of_this_thread.back());
+  of_this_thread.pop_back();
   const std::lock_guard lock(all().mutex);
-  for (const auto& [block, bytes] : of_this_thread->live()) {
+  for (const auto& [block, bytes] : ended->live()) {
     if (all().owners.erase(block) > 0) all().orphans.emplace(block, bytes);
   }
-  of_this_thread.reset();
 }
 
 }  // namespace
@@ -134,10 +138,12 @@ void bind_scratch(nb::module_& m) {
       "The addresses of `void* allocate(ssize_t bytes, int device, void* stream)` and `void "
       "free(void*, ssize_t bytes, int device, void* stream)`.");
   m.def(
-      "enter_scratch_hooks", [](std::shared_ptr<scratch> s) { of_this_thread = std::move(s); },
+      "enter_scratch_hooks",
+      [](std::shared_ptr<scratch> s) { of_this_thread.push_back(std::move(s)); },
       nb::arg("scratch"), "The hooks give this thread memory of that scratch.");
   m.def("leave_scratch_hooks", &leave_hooks,
-        "They give this thread none; what was not freed is not listened for any more.");
+        "They give this thread memory of the scratch before; what was not freed is not listened "
+        "for.");
 }
 
 }  // namespace jaxbridge::python

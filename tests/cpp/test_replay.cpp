@@ -288,8 +288,9 @@ class staged_graph_test : public replay_test {
       std::shared_ptr<const staging_area> area;
       std::shared_ptr<void> resources;
     };
+    std::vector<memory_copy> list;
     auto made = c.value().end(stream, std::make_shared<kept>(kept{area.value(), resources}),
-                              area.value()->copies(like.call));
+                              area.value()->copies(like.call, list));
     if (!made.ok()) return nullptr;
     return std::make_shared<staged_graph>(area.value(), made.value());
   }
@@ -335,7 +336,8 @@ TEST_F(staged_graph_test, AnOperandInPlaceAndItsResultAreOneCopy) {
   const dispatch::call on_it = area.value()->call_on_it(c.call, buffers);
   EXPECT_EQ(on_it.operands[0].data, on_it.results[0].data);
   EXPECT_NE(on_it.operands[0].data, &c.operand);
-  const copies_around copies = area.value()->copies(c.call);
+  std::vector<memory_copy> list;
+  const copies_around copies = area.value()->copies(c.call, list);
   ASSERT_EQ(copies.before.size(), 1u);
   ASSERT_EQ(copies.after.size(), 1u);
   EXPECT_EQ(copies.before[0].from, &c.operand);
@@ -422,14 +424,24 @@ struct keys {
 };
 
 step next(graphs& all, std::uintptr_t memory, std::size_t bytes = 0, std::size_t buffers = 2) {
-  return all.next(keys(memory), bytes, buffers);
+  std::shared_ptr<void> gone;
+  return all.next(keys(memory), bytes, buffers, gone);
+}
+
+constexpr std::chrono::nanoseconds quick = std::chrono::microseconds(1);
+
+// What a call does that is to run.
+void run(graphs& all, std::uintptr_t memory, std::chrono::nanoseconds duration = quick) {
+  EXPECT_EQ(next(all, memory), step::run);
+  all.ran(keys(memory), duration);
 }
 
 TEST_F(staged_graph_test, MemoryThatComesAgainIsCaptured) {
   graphs all(4);
   EXPECT_EQ(all.find(keys(1)), nullptr);
   EXPECT_EQ(next(all, 1), step::run);
-  EXPECT_EQ(next(all, 2), step::run);
+  run(all, 1);  // the first one failed
+  run(all, 2);
   EXPECT_EQ(next(all, 1), step::capture);
   int from = 1;
   int to = 0;
@@ -446,8 +458,7 @@ TEST_F(staged_graph_test, MemoryThatComesAgainIsCaptured) {
 TEST_F(staged_graph_test, MemoryThatNeverComesAgainIsNotCaptured) {
   graphs all(4);
   for (std::uintptr_t i = 0; i < 1000; ++i) {
-    EXPECT_EQ(next(all, i), step::run);
-    all.ran(keys(i), std::chrono::microseconds(1));
+    run(all, i);
   }
   EXPECT_EQ(next(all, 999), step::capture);
   EXPECT_EQ(next(all, 1), step::run);  // too long ago
@@ -456,8 +467,7 @@ TEST_F(staged_graph_test, MemoryThatNeverComesAgainIsNotCaptured) {
 TEST_F(staged_graph_test, CallsOnNewMemoryGetOneGraphWhereThatCostsLess) {
   graphs all(4);
   for (int i = 0; i < graphs::patience; ++i) {
-    EXPECT_EQ(next(all, static_cast<std::uintptr_t>(i)), step::run);
-    all.ran(keys(0), std::chrono::microseconds(i == 3 ? 20 : 500));
+    run(all, static_cast<std::uintptr_t>(i), std::chrono::microseconds(i == 3 ? 20 : 500));
     EXPECT_EQ(all.find_staged(keys(100)), nullptr);
   }
   EXPECT_EQ(next(all, 20), step::stage);
@@ -480,7 +490,7 @@ TEST_F(staged_graph_test, WhatCostsLessIsChosen) {
     graphs all(4);
     for (std::uintptr_t i = 0; i < graphs::patience; ++i) {
       (void)next(all, i, bytes);
-      all.ran(keys(0), run);
+      all.ran(keys(i), run);
     }
     return next(all, 50, bytes);
   };
@@ -503,13 +513,13 @@ TEST_F(staged_graph_test, AGraphInUseDoesNotGoForAnother) {
     EXPECT_NE(all.find(keys(0)), nullptr);
     EXPECT_NE(all.find(keys(1)), nullptr);
     EXPECT_EQ(all.find(keys(2)), nullptr);
-    EXPECT_EQ(next(all, 2), step::run);
+    run(all, 2);
   }
   // Another program begins.
   int calls = 0;
   do {
     EXPECT_EQ(all.find(keys(3)), nullptr);
-    ++calls;
+    if (++calls > 1) all.ran(keys(3), quick);
   } while (calls < 20 && next(all, 3) != step::capture);
   EXPECT_GT(calls, 4);
   EXPECT_LT(calls, 20);
@@ -538,20 +548,56 @@ TEST_F(staged_graph_test, TheLeastRecentlyUsedGraphGoes) {
   EXPECT_EQ(all.find_staged(keys(9)), nullptr);
 }
 
-TEST_F(staged_graph_test, OnceGivenUpNothingIsCaptured) {
+TEST_F(staged_graph_test, OnceGivenUpAKindIsNotCaptured) {
   graphs all(4);
+  run(all, 1);
+  EXPECT_TRUE(all.give_up(keys(1)));
+  EXPECT_FALSE(all.give_up(keys(2)));
   EXPECT_EQ(next(all, 1), step::run);
-  EXPECT_TRUE(all.give_up());
-  EXPECT_FALSE(all.give_up());
-  EXPECT_EQ(next(all, 1), step::run);
+  std::shared_ptr<void> gone;
+  const keys shape(1, 7);
+  EXPECT_EQ(all.next(shape, 0, 2, gone), step::run);
+  all.ran(shape, quick);
+  EXPECT_EQ(all.next(shape, 0, 2, gone), step::capture);
   (void)all.clear();
-  EXPECT_EQ(next(all, 1), step::run);
+  run(all, 1);
   EXPECT_EQ(next(all, 1), step::capture);
+}
+
+TEST_F(staged_graph_test, AFunctionThatIsNeverCapturedIsNotTriedForEver) {
+  graphs all(4);
+  std::size_t told = 0;
+  for (std::uintptr_t kind = 0; kind < 100; ++kind) {
+    std::shared_ptr<void> gone;
+    const keys one(1, kind);
+    EXPECT_EQ(all.next(one, 0, 2, gone), step::run);
+    all.ran(one, quick);
+    if (all.next(one, 0, 2, gone) == step::capture && all.give_up(one)) ++told;
+  }
+  EXPECT_GT(told, 10u);
+  EXPECT_LT(told, 25u);
+}
+
+TEST_F(staged_graph_test, WithoutALimitNothingIsKept) {
   graphs none(0);
-  EXPECT_EQ(next(none, 1), step::run);
-  EXPECT_EQ(next(none, 1), step::run);
-  none.ran(keys(1), std::chrono::seconds(1));
+  run(none, 1);
+  run(none, 1, std::chrono::seconds(1));
   EXPECT_EQ(none.find_staged(keys(1)), nullptr);
+}
+
+TEST_F(staged_graph_test, TheEndOfAGraphDoesNotSpoilACapture) {
+  int from = 3;
+  int to = 0;
+  std::shared_ptr<graph> exact = recorded(from, to);
+  auto copies = staged(int_call(stream));
+  result<capture> c = capture::begin(0);
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(copy(of(c.value()), from, to), CUDA_SUCCESS);
+  exact.reset();
+  copies.reset();
+  const auto made = c.value().end(stream, nullptr);
+  EXPECT_TRUE(made.ok()) << made.error().message();
+  EXPECT_EQ(api().live().device_blocks, 0u);
 }
 
 }  // namespace

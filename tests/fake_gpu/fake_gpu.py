@@ -44,6 +44,37 @@ def live_blocks():
     return _xla.fake_xla_live_blocks()
 
 
+def fail_next(symbol):
+    """The next call of that driver function fails."""
+    _driver.fake_cuda_fail_next(symbol.encode())
+
+
+def hold(stream):
+    """What is enqueued there does not run until `release`."""
+    _driver.fake_cuda_hold(ctypes.c_void_p(stream), 2)
+
+
+def release(stream):
+    _driver.fake_cuda_hold(ctypes.c_void_p(stream), 0)
+
+
+def blocked_threads():
+    """How many threads are in a driver call that waits."""
+    return _driver.fake_cuda_blocked_threads()
+
+
+def driver_functions(*names):
+    """Functions of the fake driver, by name."""
+    found = {}
+    for name in names:
+        address = ctypes.c_void_p()
+        _driver.cuGetProcAddress_v2(
+            name.encode(), ctypes.byref(address), 12000, ctypes.c_uint64(0), None
+        )
+        found[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address.value)
+    return found
+
+
 def make_stream():
     return _driver.fake_cuda_make_stream(0)
 
@@ -95,7 +126,7 @@ class Program:
             outs,
             len(results),
             message,
-            len(message),
+            ctypes.c_size_t(len(message)),
         )
         del keep, also
         if code:

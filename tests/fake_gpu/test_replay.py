@@ -13,7 +13,7 @@ import pytest
 from fake_gpu import Program, array, make_stream
 
 import jaxbridge
-from jaxbridge import _adapters, _core, current
+from jaxbridge import _adapters, _core, current, errors
 
 N = 16
 X = jnp.zeros(N, jnp.float32)
@@ -151,7 +151,7 @@ def test_fallbacks_are_told_once_and_forgotten():
         program([a], [b], stream)
         with pytest.warns(RuntimeWarning, match="could not be captured"):
             program([a], [b], stream)
-        assert f.stats()["fallbacks"] == ["not there"]
+        assert f.stats()["fallbacks"] == ["ValueError: not there"]
         f.clear()
         assert f.stats()["fallbacks"] == []
         program = Program(f, X)
@@ -167,13 +167,15 @@ def test_what_cannot_be_captured():
     program, stream = Program(f, X), make_stream()
     a, b = array(N, 3), array(N)
     program([a], [b], stream)
-    with pytest.warns(RuntimeWarning, match="test.refuses.*could not be captured.*not there"):
+    with pytest.warns(
+        RuntimeWarning, match="test.refuses.*could not be captured.*ValueError: not there"
+    ):
         program([a], [b], stream)
     for k in range(4):
         a[:] = k
         program([a], [b], stream)
         np.testing.assert_array_equal(b, k)
-    assert f.stats()["fallbacks"] == ["not there"]
+    assert f.stats()["fallbacks"] == ["ValueError: not there"]
     assert f.stats()["replays"] == f.stats()["captures"] == 0
 
 
@@ -612,3 +614,250 @@ def test_other_frameworks_and_graphs():
     g = jaxbridge.call(lambda v, state: v, like, state=lambda context, v: 1)
     with pytest.raises(TypeError, match="the keyword 'state' takes what state= made"):
         g(X, state=2)
+
+
+# ---- one inside the other ------------------------------------------------------------------------
+
+
+def test_a_staged_call_inside_a_capture():
+    """Its copies are not those of the call around it."""
+    import time
+
+    def small(v, out):
+        if not current().capturing:
+            time.sleep(0.002)
+        _core.copy(v, out)
+
+    inner = made(small, graph="replay")
+    inner_program = Program(inner, jnp.zeros(0, jnp.float32))
+    scratch, stream = [], make_stream()
+
+    def call_inner():
+        a, b = array(0), array(0)
+        scratch.append((a, b))
+        inner_program([a], [b], stream)
+
+    def outer(v, out):
+        if current().capturing:
+            call_inner()
+        else:
+            time.sleep(0.002)
+        _core.copy(v, out)
+
+    def twelve_times():
+        for _ in range(12):
+            call_inner()
+
+    with pytest.warns(RuntimeWarning, match="enqueued nothing"):  # of the inner one
+        twelve_times()
+    f = made(outer, graph="replay")
+    kept = never_again(Program(f, X), 40, stream)
+    assert f.stats()["staged"] > 20
+    assert all((a == b).all() for a, b in kept)
+
+
+def test_the_context_in_a_capture():
+    """It is the device's, as in a run, and what the function leaves current ends with the call."""
+    import ctypes
+
+    driver = fake_gpu.driver_functions("cuCtxGetCurrent", "cuCtxSetCurrent")
+    seen = []
+
+    def now():
+        context = ctypes.c_void_p()
+        assert driver["cuCtxGetCurrent"](ctypes.byref(context)) == 0
+        return context.value
+
+    def fn(v, out):
+        seen.append((current().capturing, now()))
+        _core.copy(v, out)
+        assert driver["cuCtxSetCurrent"](None) == 0
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    before = now()
+    for _ in range(3):
+        program([a], [b], stream)
+        assert now() == before
+    assert [capturing for capturing, _ in seen] == [False, True]
+    assert seen[0][1] == seen[1][1] is not None
+
+
+def test_a_call_that_failed_is_not_captured_next():
+    failing = True
+
+    def fn(v, out):
+        assert not failing or not current().capturing
+        if failing:
+            raise OSError("not yet")
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="not yet"):
+            program([a], [b], stream)
+    failing = False
+    for _ in range(4):
+        program([a], [b], stream)
+    assert f.stats()["captures"] == 1 and f.stats()["replays"] == 2
+
+
+def test_one_shape_that_cannot_be_captured():
+    def fn(v, out):
+        if current().capturing and v.shape == (4,):
+            raise ValueError("not of four")
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    stream = make_stream()
+    four, eight = Program(f, jnp.zeros(4)), Program(f, jnp.zeros(8))
+    a, b, c, d = array(4, 1), array(4), array(8, 1), array(8)
+    four([a], [b], stream)
+    with pytest.warns(RuntimeWarning, match="not of four"):
+        four([a], [b], stream)
+    for _ in range(5):
+        four([a], [b], stream)
+        eight([c], [d], stream)
+    assert f.stats()["replays"] == 3
+    assert (b == 1).all() and (d == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("\udc80"), r"ValueError: \\udc80"),
+        (MemoryError(), "MemoryError"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+def test_texts_of_exceptions(error, text):
+    def fn(v, out):
+        if current().capturing:
+            raise error
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    program([a], [b], stream)
+    with pytest.warns(RuntimeWarning, match="could not be captured"):
+        program([a], [b], stream)
+    program([a], [b], stream)
+    assert f.stats()["fallbacks"] == [text.replace("\\\\", "\\")]
+
+
+def test_a_graph_that_ends_in_a_capture():
+    """A collection can come at any time."""
+    ended = made(copies, graph="replay")
+    stream = make_stream()
+    program = Program(ended, X)
+    a, b = array(N, 1), array(N)
+    for _ in range(3):
+        program([a], [b], stream)
+
+    def fn(v, out):
+        nonlocal ended, program
+        if current().capturing:
+            ended.clear()
+            del ended, program
+            gc.collect()
+        _core.copy(v, out)
+
+    f = made(fn, graph="replay")
+    other = Program(f, X)
+    for k in range(4):
+        a[:] = k
+        other([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    assert f.stats()["captures"] == 1 and f.stats()["fallbacks"] == []
+
+
+def test_a_launch_that_fails_is_not_kept():
+    f = made(copies, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    program([a], [b], stream)
+    fake_gpu.fail_next("cuGraphLaunch")
+    with pytest.warns(RuntimeWarning, match="cuGraphLaunch"):
+        program([a], [b], stream)
+    for k in range(3):
+        a[:] = k
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, k)
+    assert f.stats()["replays"] == 0
+
+
+def test_verify_sees_what_a_replay_does_not_write():
+    def writes_one_of_two(v, out):
+        first, second = out
+        _core.copy(v, first)
+        if not current().capturing:
+            _core.copy(v, second)
+
+    f = made(writes_one_of_two, lambda v: (v, v), graph="verify")
+    program, stream = Program(f, X), make_stream()
+    a, b, c = array(N, 1), array(N), array(N)
+    program([a], [b, c], stream)
+    with pytest.raises(RuntimeError, match="ReplayError.*result 1"):
+        program([a], [b, c], stream)
+
+
+def test_packed_and_narrow_types():
+    from jaxbridge import _replay
+
+    class Site:
+        name = "test"
+
+    import ml_dtypes
+
+    for dtype in (ml_dtypes.int4, ml_dtypes.float8_e8m0fnu, np.int8):
+        _replay.compare(Site, [(np.dtype(dtype), b"\x10", b"\x10")])
+        with pytest.raises(errors.ReplayError):
+            _replay.compare(Site, [(np.dtype(dtype), b"\x10", b"\x20")])
+
+
+def test_makers_get_containers_of_their_own():
+    attempts = []
+
+    def make(context, options, v):
+        attempts.append(options.pop("n"))
+        if len(attempts) == 1:
+            raise OSError("once")
+        return 1
+
+    f = made(lambda options, v, out, state: _core.fill(out, state), lambda o, v: v, state=make)
+    program = Program(lambda v: f({"n": 3}, v), X)
+    stream, a, b = make_stream(), array(N), array(N)
+    with pytest.raises(RuntimeError, match="once"):
+        program([a], [b], stream)
+    program([a], [b], stream)
+    assert attempts == [3, 3]
+
+
+def test_the_end_of_graphs_waits_without_the_gil():
+    """The stream waits for something that another Python thread gives."""
+    f = made(copies, graph="replay")
+    program, stream = Program(f, X), make_stream()
+    a, b = array(N, 1), array(N)
+    for _ in range(3):
+        program([a], [b], stream)
+    fake_gpu.hold(stream)
+    program([a], [b], stream)  # waits in the stream
+    done = []
+
+    def release():
+        while fake_gpu.blocked_threads() == 0 and not done:
+            pass
+        fake_gpu.release(stream)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    del f, program
+    jax.clear_caches()
+    gc.collect()
+    done.append(1)
+    thread.join(60)
+    assert not thread.is_alive()

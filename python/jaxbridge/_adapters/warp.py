@@ -139,7 +139,7 @@ class _Pool:
     def __del__(self) -> None:
         if sys is None or sys.is_finalizing():
             return
-        with self._device.context_guard:
+        with self._device.context_guard, Relaxed():
             for ptr, size in self._blocks.items():
                 self._inner.deallocate(ptr, size)
 

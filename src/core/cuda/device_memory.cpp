@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/exit.hpp"
@@ -46,6 +47,7 @@ result<device_block> device_block::allocate(int ordinal, std::size_t bytes) {
 
 device_block::~device_block() {
   if (data_ == nullptr || exiting()) return;
+  const relaxed_capture_scope relaxed;
   const auto current = context_scope::enter(ordinal_);
   // Nobody can be told, and the memory is lost then.
   (void)driver::get().cuMemFree(pointer(data_));

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/exit.hpp"
@@ -132,6 +133,7 @@ result<CUgraphExec> instantiate(CUgraph graph) {
 graph::~graph() {
   // The driver may be gone.
   if (exiting()) return;
+  const relaxed_capture_scope relaxed;
   const auto current = context_scope::enter(ordinal_);
   // What fails here was reported by a launch, or is by the next call.
   (void)driver::get().cuStreamSynchronize(static_cast<CUstream>(stream_.handle()));
@@ -191,16 +193,14 @@ capture::~capture() {
 
 result<CUgraph> capture::stop() noexcept {
   CUstream const stream = std::exchange(stream_, nullptr);
-  const result<context_scope> current = context_scope::enter(ordinal_);
   CUgraph recorded = nullptr;
-  status s = current.ok()
-                 ? check(driver::get().cuStreamEndCapture(stream, &recorded), "cuStreamEndCapture")
-                 : current.error();
+  status s = check(driver::get().cuStreamEndCapture(stream, &recorded), "cuStreamEndCapture");
   if (s.ok()) {
     give_back(ordinal_, stream);
     return recorded;
   }
   // Whatever state it is in, nobody meets it again.
+  const result<context_scope> current = context_scope::enter(ordinal_);
   (void)driver::get().cuStreamDestroy(stream);
   return s;
 }
@@ -239,15 +239,6 @@ result<std::shared_ptr<graph>> capture::end(stream_ref launched_on, std::shared_
   if (!executable.ok()) return executable.error();
   return std::make_shared<graph>(ordinal_, launched_on, executable.value(), whole.release(),
                                  std::move(nodes.value()), std::move(resources));
-}
-
-result<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) {
-  if (status s = check(driver::get().cuThreadExchangeStreamCaptureMode(&mode),
-                       "cuThreadExchangeStreamCaptureMode");
-      !s.ok()) {
-    return s;
-  }
-  return mode;
 }
 
 void trim_capture_streams() {

@@ -98,10 +98,6 @@ class [[nodiscard]] capture {
   CUstream stream_;  // leased; null once it has ended
 };
 
-/// Sets what captures forbid this thread (`relaxed`: nothing, not even to allocate); returns what
-/// was set before.
-[[nodiscard]] result<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode);
-
 /// Destroys the streams that captures were made on, and that are kept for the next ones.
 void trim_capture_streams();
 

@@ -59,17 +59,13 @@ graphs::kind* graphs::kind_of(const call_key& key, std::shared_ptr<void>& gone) 
   return kinds_.find(key.kind);
 }
 
-step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers) {
-  if (given_up_) return step::run;
-  std::shared_ptr<void> gone;  // destroyed without the lock
+step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers,
+                  std::shared_ptr<void>& gone) {
   const std::lock_guard lock(mutex_);
-  if (graphs_.limit() == 0) return step::run;
-  if (seen_.find(key.memory) != nullptr) {
-    if (has_room()) return step::capture;
-  } else {
-    (void)seen_.insert(key.memory, true);
-  }
+  if (graphs_.limit() == 0 || given_up_ > max_kinds) return step::run;
   kind& k = *kind_of(key, gone);
+  if (k.is_given_up) return step::run;
+  if (seen_.find(key.memory) != nullptr && has_room()) return step::capture;
   if (k.is_decided || ++k.misses <= patience) return step::run;
   k.is_decided = true;
   const bool is_cheaper =
@@ -79,9 +75,21 @@ step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers) {
 
 void graphs::ran(const call_key& key, std::chrono::nanoseconds duration) {
   const std::lock_guard lock(mutex_);
+  if (graphs_.limit() == 0) return;
+  if (seen_.find(key.memory) == nullptr) (void)seen_.insert(key.memory, true);
   if (kind* const found = kinds_.find(key.kind); found != nullptr) {
     found->fastest_run = std::min(found->fastest_run, duration);
   }
+}
+
+bool graphs::give_up(const call_key& key) {
+  std::shared_ptr<void> gone;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  kind& k = *kind_of(key, gone);
+  if (k.is_given_up) return false;
+  k.is_given_up = true;
+  ++given_up_;
+  return true;
 }
 
 std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const cuda::graph> made) {
@@ -108,7 +116,7 @@ std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const st
 std::shared_ptr<void> graphs::clear() {
   const std::lock_guard lock(mutex_);
   seen_ = lru_cache<bool>(seen_.limit());
-  given_up_ = false;
+  given_up_ = 0;
   return to_be_destroyed(std::pair(std::exchange(graphs_, table(graphs_.limit())),
                                    std::exchange(kinds_, kind_table(kinds_.limit()))));
 }

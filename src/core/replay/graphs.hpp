@@ -57,10 +57,11 @@ class graphs {
   [[nodiscard]] std::shared_ptr<const staged_graph> find_staged(const call_key& key);
 
   /// What to do where both found nothing; `bytes` and `buffers` are what would have to be copied.
-  /// Counts the memory as seen.
-  [[nodiscard]] step next(const call_key& key, std::size_t bytes, std::size_t buffers);
+  /// `gone` had to go for it, to be destroyed without any lock.
+  [[nodiscard]] step next(const call_key& key, std::size_t bytes, std::size_t buffers,
+                          std::shared_ptr<void>& gone);
 
-  /// A call of this kind has run, and kept the host for that long.
+  /// A call has run without an error, and kept the host for that long. Counts its memory as seen.
   void ran(const call_key& key, std::chrono::nanoseconds duration);
 
   /// Keeps a graph. Returns what had to go for it, to be destroyed without any lock.
@@ -69,8 +70,8 @@ class graphs {
   [[nodiscard]] std::shared_ptr<void> keep(const call_key& key,
                                            std::shared_ptr<const staged_graph> made);
 
-  /// Nothing is captured any more. True for the first who says so.
-  bool give_up() noexcept { return !given_up_.exchange(true); }
+  /// Calls of this kind are not captured any more. True for the first who says so.
+  bool give_up(const call_key& key);
 
   /// Begins anew. Takes all graphs out, to be destroyed without any lock.
   [[nodiscard]] std::shared_ptr<void> clear();
@@ -92,6 +93,7 @@ class graphs {
     int misses = 0;
     std::chrono::nanoseconds fastest_run = not_known;
     bool is_decided = false;
+    bool is_given_up = false;
     std::shared_ptr<const staged_graph> staged;
   };
   using table = lru_cache<entry>;
@@ -107,8 +109,8 @@ class graphs {
   table graphs_;
   lru_cache<bool> seen_;
   kind_table kinds_;
-  std::uint64_t clock_ = 0;  // calls
-  std::atomic<bool> given_up_{false};
+  std::uint64_t clock_ = 0;   // calls
+  std::size_t given_up_ = 0;  // kinds; when more were than the table holds, all are
   std::atomic<std::size_t> replays_{0};
   std::atomic<std::size_t> staged_{0};
   std::atomic<std::size_t> captures_{0};

@@ -54,8 +54,8 @@ dispatch::call staging_area::call_on_it(const dispatch::call& c,
   return moved;
 }
 
-cuda::copies_around staging_area::copies(const dispatch::call& c) const {
-  thread_local std::vector<cuda::memory_copy> list;
+cuda::copies_around staging_area::copies(const dispatch::call& c,
+                                         std::vector<cuda::memory_copy>& list) const {
   list.clear();
   for (std::size_t i = 0; i < c.operands.size(); ++i) {
     const any_buffer& b = c.operands[i];
@@ -67,6 +67,11 @@ cuda::copies_around staging_area::copies(const dispatch::call& c) const {
   }
   const std::span<const cuda::memory_copy> all(list);
   return {all.first(c.operands.size()), all.subspan(c.operands.size())};
+}
+
+status staged_graph::launch(const dispatch::call& c) const {
+  thread_local std::vector<cuda::memory_copy> list;  // nothing of ours runs inside
+  return graph_->launch(area_->copies(c, list));
 }
 
 }  // namespace jaxbridge::replay

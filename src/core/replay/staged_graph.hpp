@@ -27,9 +27,9 @@ class staging_area {
   [[nodiscard]] dispatch::call call_on_it(const dispatch::call& c,
                                           std::vector<any_buffer>& buffers) const;
 
-  /// The copies of a call's operands to here, and of its results from here. Valid until this
-  /// thread's next use.
-  [[nodiscard]] cuda::copies_around copies(const dispatch::call& c) const;
+  /// The copies of a call's operands to here, and of its results from here, in `list`.
+  [[nodiscard]] cuda::copies_around copies(const dispatch::call& c,
+                                           std::vector<cuda::memory_copy>& list) const;
 
  private:
   staging_area(cuda::device_block block, std::vector<std::size_t> offsets) noexcept
@@ -46,9 +46,7 @@ class staged_graph {
       : area_(std::move(area)), graph_(std::move(made)) {}
 
   /// Enqueues the work for the memory of `c`, a call of the kind it was made for. Any thread.
-  [[nodiscard]] status launch(const dispatch::call& c) const {
-    return graph_->launch(area_->copies(c));
-  }
+  [[nodiscard]] status launch(const dispatch::call& c) const;
 
  private:
   std::shared_ptr<const staging_area> area_;

@@ -278,14 +278,17 @@ CUresult invalidate(capture& c, CUresult code) {
   return code;
 }
 
-// For calls that a capture in progress forbids: global mode to every thread, thread-local mode to
-// the thread that captures.
+// For calls that a capture in progress forbids: those of the thread, and global ones of others.
+// What the thread has exchanged its mode for allows more.
 CUresult forbidden_while_capturing() {
+  const auto me = std::this_thread::get_id();
+  const CUstreamCaptureMode mode = now->capture_modes[me];
+  if (mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   for (const auto& c : now->captures) {
-    if (!c->active) continue;
-    if (c->mode == fake_cuda::capture_mode::global ||
-        (c->mode == fake_cuda::capture_mode::thread_local_ &&
-         c->owner == std::this_thread::get_id())) {
+    if (!c->active || c->mode == fake_cuda::capture_mode::relaxed) continue;
+    const bool is_global =
+        c->mode == fake_cuda::capture_mode::global && mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    if (c->owner == me || is_global) {
       return invalidate(*c, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
   }
@@ -909,7 +912,9 @@ CUresult fake_free(CUdeviceptr memory) {
   return entry("cuMemFree", {memory}, true, [&](locked&) {
     if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     void* const block = reinterpret_cast<void*>(memory);
-    if (now->device_blocks.erase(block) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (now->device_blocks.count(block) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
+    now->device_blocks.erase(block);
     std::free(block);
     return CUDA_SUCCESS;
   });
@@ -1310,3 +1315,10 @@ FAKE_CUDA_EXPORT void fake_cuda_reset(int devices) { the_control.reset(devices);
 FAKE_CUDA_EXPORT void* fake_cuda_make_stream(int device) {
   return the_control.make_stream(device, true);
 }
+FAKE_CUDA_EXPORT void fake_cuda_fail_next(const char* symbol) {
+  the_control.fail(symbol, 1, CUDA_ERROR_UNKNOWN, false);
+}
+FAKE_CUDA_EXPORT void fake_cuda_hold(void* stream, int how) {
+  the_control.hold_stream(static_cast<CUstream>(stream), static_cast<hold>(how));
+}
+FAKE_CUDA_EXPORT int fake_cuda_blocked_threads() { return the_control.blocked_threads(); }
