@@ -149,8 +149,9 @@ void free_unconsumed(PyObject* capsule, const char* name) noexcept {
 
 nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& max_version) {
   const call_buffer& b = live(nb::cast<call_buffer&>(self));
-  const memory::dlpack_source source{b.data,     b.layout->dtype, b.layout->shape, b.device,
-                                     b.readonly, self.ptr(),      &release_owner};
+  const memory::dlpack_source source{
+      b.data,     b.layout->dtype, b.layout->shape, memory::dlpack_device(b.device),
+      b.readonly, self.ptr(),      &release_owner,  {}};
   PyObject* capsule = nullptr;
   if (max_version && max_version->first >= 1) {
     const result<dlpack::managed_tensor_versioned*> made = memory::export_versioned(source);
