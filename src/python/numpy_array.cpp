@@ -73,19 +73,27 @@ nb::object as_array(nb::handle buffer) {
     // By the buffer protocol, whose errors say what is wrong.
     return api.ndarray(layout.shape_tuple, layout.numpy_dtype, buffer);
   }
+  return array_over(buffer, layout.numpy_dtype, layout.shape, {}, b.data, b.readonly);
+}
+
+nb::object array_over(nb::handle base, nb::handle dtype, std::span<const std::int64_t> shape,
+                      std::span<const std::int64_t> strides, void* data, bool readonly) {
+  const numpy_api& api = numpy();
+  if (api.make == nullptr) {
+    throw nb::type_error("this NumPy has a C API that jaxbridge does not know; install NumPy 2");
+  }
   // Without elements there may be no address, and NumPy would allocate.
   static char nothing[16];
   static_assert(std::is_same_v<std::int64_t, Py_ssize_t>);
-  PyObject* const descr = layout.numpy_dtype.ptr();
-  Py_INCREF(descr);  // taken by the array
+  Py_INCREF(dtype.ptr());  // taken by the array
   PyObject* const made =
-      api.make(api.type, descr, static_cast<int>(layout.shape.size()), layout.shape.data(), nullptr,
-               b.data == nullptr ? nothing : b.data,
-               flag_aligned | (b.readonly ? 0 : flag_writeable), nullptr);
+      api.make(api.type, dtype.ptr(), static_cast<int>(shape.size()), shape.data(),
+               strides.empty() ? nullptr : strides.data(), data == nullptr ? nothing : data,
+               flag_aligned | (readonly ? 0 : flag_writeable), nullptr);
   if (made == nullptr) throw nb::python_error();
   nb::object array = nb::steal(made);
-  Py_INCREF(buffer.ptr());  // taken by the array
-  if (api.set_base(made, buffer.ptr()) != 0) throw nb::python_error();
+  Py_INCREF(base.ptr());  // taken by the array
+  if (api.set_base(made, base.ptr()) != 0) throw nb::python_error();
   return array;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/memory/array.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -24,13 +25,14 @@ bool reaches(std::uintptr_t address, std::int64_t offset) noexcept {
 }  // namespace
 
 std::string describe(const array& a) {
+  constexpr std::size_t shown = 8;
   std::string out(name(a.dtype));
   out += '[';
-  for (std::size_t axis = 0; axis < a.shape.size(); ++axis) {
+  for (std::size_t axis = 0; axis < std::min(a.shape.size(), shown); ++axis) {
     if (axis > 0) out += ',';
     out += std::to_string(a.shape[axis]);
   }
-  return out + ']';
+  return out + (a.shape.size() > shown ? ",...]" : "]");
 }
 
 status check(const array& a) {
