@@ -9,6 +9,9 @@ import numpy as np
 
 from . import _adapters, _compat, _core, _views
 
+# (framework, dtype, platform) that an adapter has said yes to: to ask takes longer than all the rest.
+_known_dtypes: set[tuple[str, Any, str]] = set()
+
 
 def view(a: jax.Array) -> _core.View:
     """An array of JAX as an object that any library takes, without a copy.
@@ -22,17 +25,21 @@ def view(a: jax.Array) -> _core.View:
         TypeError: `a` is no array of JAX, or one that is being traced.
         BufferError: the array lies on several devices, or is of a packed type.
     """
-    return _view(a, "view", None)
+    _check(a, "view")
+    return _view(a, _platform_of(a), None)
 
 
-def _view(a: Any, what: str, consumer: int | None, *, is_copy: bool = False) -> _core.View:
-    """`consumer`: the stream to make ready; None: one of ours."""
+def _check(a: Any, what: str) -> None:
     if not isinstance(a, jax.Array):
         hint = "; take its value, ref[...]" if _compat.is_ref(a) else ""
         raise TypeError(f"{what}: expected a jax.Array, got {_views.type_name(a)}{hint}")
     _views.check_one_device(a, what)
+
+
+def _view(a: Any, platform: str, consumer: int | None, *, is_copy: bool = False) -> _core.View:
+    """`consumer`: the stream to make ready; None: one of ours."""
     stream: int | None = None
-    if _platform_of(a) == "cuda":
+    if platform == "cuda":
         ordinal = _ordinal_of(a)
         stream = _core.export_stream(ordinal) if consumer is None else consumer
         if _core.is_capturing(stream, ordinal):
@@ -86,9 +93,7 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
     adapter = None if framework == "view" else _adapters.get(framework)
-    if not isinstance(a, jax.Array):
-        _view(a, "to_external", None)  # raises
-    _views.check_one_device(a, "to_external")
+    _check(a, "to_external")
     platform = _platform_of(a)
     if adapter is not None and platform not in adapter.platforms:
         return _elsewhere(a, framework, platform, copy)
@@ -96,20 +101,22 @@ def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
         a = jnp.array(a, copy=True)
     if adapter is None:
         consumer = None if stream is None else _views.stream_handle(stream)
-        return _view(a, "to_external", consumer, is_copy=bool(copy))
+        return _view(a, platform, consumer, is_copy=bool(copy))
     if a.ndim > adapter.max_ndim:
         raise TypeError(
             f'to_external: "{framework}" has arrays of at most {adapter.max_ndim} axes, not {a.ndim}; '
             f"reshape it first"
         )
-    adapter.check_dtype(a.dtype, platform)
+    if (key := (framework, a.dtype, platform)) not in _known_dtypes:
+        adapter.check_dtype(a.dtype, platform)
+        _known_dtypes.add(key)
     if platform == "cpu":
-        return adapter.array_of(_view(a, "to_external", None, is_copy=bool(copy)))
+        return adapter.array_of(_view(a, platform, None, is_copy=bool(copy)))
     if stream is None:
         handle, keep = adapter.current_stream(_ordinal_of(a))
     else:
         handle, keep = _views.stream_handle(stream), stream
-    v = _view(a, "to_external", handle, is_copy=bool(copy))
+    v = _view(a, platform, handle, is_copy=bool(copy))
     v.use_on(handle, keep)
     return adapter.array_of(v)
 
@@ -133,23 +140,20 @@ def _copied_view(
     v: _core.View, stream: int | None, dl_device: tuple[int, int] | None
 ) -> _core.View:
     """A view of a copy, for a consumer of DLPack that asks for one."""
-    owner: Any = v.owner
+    owner = v.owner
     if isinstance(owner, jax.Array):
-        options = (
-            {}
-            if dl_device is None
-            else {"dl_device": (_dl_device_type(owner, dl_device[0]), dl_device[1])}
-        )
-        order = {} if v.platform == "cpu" else {"stream": 1 if stream is None else stream}
-        capsule = owner.__dlpack__(**order, copy=True, **options)
+        options: dict[str, Any] = {"copy": True}
+        if dl_device is not None:
+            array: Any = owner
+            kind = type(array.__dlpack_device__()[0])
+            options["dl_device"] = (kind(dl_device[0]), dl_device[1])
+        if v.platform == "cuda":
+            options["stream"] = 1 if stream is None else stream
+        capsule = owner.__dlpack__(**options)
         return _core.view_of_capsule(capsule, None, False, None, True)
     if v.platform == "cpu" and dl_device in (None, v.__dlpack_device__()):
         return _views.host_copy(v)
     raise BufferError("this view cannot copy its memory, or move it to another device")
-
-
-def _dl_device_type(owner: Any, code: int) -> Any:
-    return type(owner.__dlpack_device__()[0])(code)
 
 
 _core.set_view_copier(_copied_view)

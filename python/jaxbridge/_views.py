@@ -242,7 +242,7 @@ def check_one_device(a: jax.Array, what: str) -> None:
             f"{what}: {type_name(a)} has no memory, since it is being traced; inside jit pass arrays to "
             f"external functions with jaxbridge.call"
         )
-    if _compat.is_key_array(a):
+    if not isinstance(a.dtype, np.dtype):
         raise TypeError(
             f"{what}: an array of keys has no plain memory; use jax.random.key_data(key)"
         )

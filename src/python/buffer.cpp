@@ -2,6 +2,7 @@
 #include "python/buffer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -175,6 +176,10 @@ jaxbridge::dtype dtype_of_numpy(nb::handle dtype) {
 }
 
 nb::object numpy_dtype(jaxbridge::dtype type) {
+  // Found once each; with the GIL, and never destroyed.
+  static auto& found = *new std::array<nb::object, 256>;
+  nb::object& known = found[static_cast<std::uint8_t>(type)];
+  if (known.is_valid()) return known;
   const std::string_view text = name(type);
   const nb::str key(text.data(), text.size());
   if (!dtypes().contains(key)) {
@@ -183,7 +188,8 @@ nb::object numpy_dtype(jaxbridge::dtype type) {
                           "call")
                              .c_str());
   }
-  return dtypes()[key];
+  known = dtypes()[key];
+  return known;
 }
 
 const char* buffer_format(jaxbridge::dtype type) noexcept {
