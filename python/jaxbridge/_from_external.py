@@ -301,7 +301,8 @@ def release(x: Any) -> None:
     """Ends JAX's use of memory that `from_external` brought in: its owner is let go before this returns.
 
     Waits for what JAX still does with it. Later uses of `x` raise. A view, of `buffer` or of an array of
-    JAX, lets go of what it keeps.
+    JAX, lets go of what it keeps. As with `jax.Array.delete`, no other thread may be inside a program
+    that uses `x` and calls Python: on the CPU both would wait for ever.
 
     Args:
         x: an array that `from_external` made without a copy, or a view.
@@ -328,9 +329,9 @@ def release(x: Any) -> None:
     device: Any
     (device,) = x.sharding.device_set
     jax.block_until_ready(x)
-    x.delete()
     # Programs that read it keep it until they are done.
     _compat.wait_for_programs(seconds=float("inf"))
+    x.delete()
     if device.platform != "cpu":
         _core.synchronize(_compute_stream(device), int(device.local_hardware_id or 0))
     end = time.monotonic() + _patience

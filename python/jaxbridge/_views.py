@@ -16,6 +16,13 @@ cpu_alignment = 64
 # types.CapsuleType came with Python 3.13.
 capsule_type: type = type(_core.handlers()[0][2])
 
+# Elements smaller than a byte.
+_packed = frozenset(
+    _compat.dtype_table(
+        ["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+    ).values()
+)
+
 _dlpack_version = (1, 2)
 _no_order = -1
 _cuda_kinds = (2, 13)  # DLPack's device codes: CUDA, and managed memory
@@ -235,7 +242,7 @@ def check_one_device(a: jax.Array, what: str) -> None:
 
     Raises:
         TypeError: it is being traced, or of a type that has no plain memory.
-        BufferError: it lies on several devices.
+        BufferError: it lies on several devices, or its elements are packed.
     """
     if isinstance(a, jax.core.Tracer):
         raise TypeError(
@@ -245,6 +252,11 @@ def check_one_device(a: jax.Array, what: str) -> None:
     if not isinstance(a.dtype, np.dtype):
         raise TypeError(
             f"{what}: an array of keys has no plain memory; use jax.random.key_data(key)"
+        )
+    if a.dtype in _packed:
+        raise BufferError(
+            f"{what}: elements of type {a.dtype.name} are packed, and libraries do not agree on how; "
+            f'convert the array first, for example with a.astype("int8")'
         )
     if (count := len(a.sharding.device_set)) > 1:
         one = "one replica" if a.is_fully_replicated else "one shard"
