@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the exchange with other libraries share: arrays of every layout, and tables of a page."""
+"""What the tests of the exchange share: arrays of every layout, and tables of a page."""
 
 import gc
 import importlib.util
@@ -39,7 +39,7 @@ def has(package: str) -> bool:
 def memory(size: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Aligned memory that counts up from 1, as far as the dtype goes."""
     a = jaxbridge.empty(size, dtype)
-    numbers = np.arange(1, size + 1) % (2 if dtype == bool else 8)
+    numbers = np.arange(1, size + 1) % (2 if dtype.kind == "b" else 8)
     a[...] = numbers.astype(np.float32).astype(dtype)
     return a
 

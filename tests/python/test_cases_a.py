@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public failures with layouts, strides, alignment and copies: letter A of the acceptance cases, on the CPU."""
+"""Public failures with layouts and copies: letter A of the acceptance cases, on the CPU."""
 
 import ctypes
 import gc
@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interchange import Only, memory
-from test_adapters import DLManagedTensor, DLTensor
 
 import jaxbridge
+from interchange import Only, memory
+from test_adapters import DLManagedTensor, DLTensor
 
 
 def capsule_of(

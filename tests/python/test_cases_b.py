@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from interchange import FLOAT8, STANDARD, Only, dtype_of, memory, same_bits
 
 import jaxbridge
+from interchange import FLOAT8, STANDARD, Only, dtype_of, memory, same_bits
 from jaxbridge import errors
 
 

@@ -4,9 +4,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interchange import Only, memory
 
 import jaxbridge
+from interchange import Only, memory
 from jaxbridge import _core
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures with lifetimes: letter E of the acceptance cases, in their forms for the CPU.
 
-Streams need a device: tests/gpu/test_cases_gpu.py; the order of calls to the driver: tests/cpp/test_last_use.cpp.
+Streams need a device: tests/gpu/test_cases_gpu.py. Calls to the driver: tests/cpp/test_last_use.cpp.
 """
 
 import gc
@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interchange import Only, is_dead, memory
-from processes import run
 
 import jaxbridge
+from interchange import Only, is_dead, memory
 from jaxbridge import _core
+from processes import run
 
 
 def test_E03_a_bare_capsule_and_back():

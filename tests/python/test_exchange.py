@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`from_external`, `to_external`, `view`, `buffer`, `empty`, `pointer`, `shares_memory`, `release`: what the
-matrix and the cases do not show."""
+"""Arrays in and out: what the matrix (test_interchange.py) and the cases do not show."""
 
 import gc
 import weakref
@@ -9,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interchange import Only, is_dead, memory
 
 import jaxbridge
+from interchange import Only, is_dead, memory
 from jaxbridge import _core, _from_external, _views
 
 # ---- trees ---------------------------------------------------------------------------------------

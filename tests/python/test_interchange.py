@@ -5,7 +5,6 @@ and lifetime. On a device: tests/gpu/test_interchange_gpu.py.
 As a program it writes what it finds into docs/interchange.md: python tests/python/test_interchange.py
 """
 
-import gc
 import itertools
 import weakref
 from typing import Any
@@ -14,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxbridge
 from interchange import (
     DTYPES,
     LAYOUTS,
@@ -31,18 +32,6 @@ from interchange import (
     table_on_page,
     write_table,
 )
-
-import jaxbridge
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections():
-    """What is there before the tests is not looked at again and again."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
 
 # ---- in ------------------------------------------------------------------------------------------
 
@@ -91,7 +80,10 @@ WAYS = {
     ("buffer", "itself"): our_buffer,
     ("buffer", "DLPack"): lambda a: Only(our_buffer(a), "__dlpack__", "__dlpack_device__"),
 }
-TORCH = {*STANDARD, "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}  # fmt: skip
+TORCH = {
+    *STANDARD, "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+}  # fmt: skip
 WARP = {n for n in STANDARD if not n.startswith("complex")}
 # The dtypes that a way has; torch by DLPack: what its exporter has by now.
 KNOWS = {
@@ -126,13 +118,14 @@ _program = jax.jit(lambda v: v[...])
 
 
 def bring_in(way: tuple[str, str], layout: str, dtype: str, copy: bool | None) -> str:
-    """One cell: the outcome, "shared" or "copied", after value, address, dtype and lifetime were checked."""
+    """One cell: "shared" or "copied", after value, address, dtype and lifetime were checked."""
     block = memory(64, dtype_of(dtype))
     source = LAYOUTS[layout](block)
     want = source.copy()
     array = jaxbridge.from_external(WAYS[way](source), copy=copy)
     assert (array.shape, array.dtype) == (source.shape, source.dtype)
-    assert same_bits(array, want)
+    # Read through a view: what NumPy is given of an array itself is a cycle with it.
+    assert same_bits(jaxbridge.view(array), want)
     assert same_bits(_program(array), want)
     shared = array.unsafe_buffer_pointer() == source.ctypes.data or not source.size
     if source.size:
@@ -141,12 +134,11 @@ def bring_in(way: tuple[str, str], layout: str, dtype: str, copy: bool | None) -
     # What is shared sees a later write, a copy does not.
     if source.size:
         block[...] = np.zeros((), block.dtype)
-        # JAX keeps the array that it has made of a transposed one for NumPy.
         assert same_bits(jaxbridge.view(array), want) == (not shared)
     owner = weakref.ref(block.base)
     del block, source
     if want.size:
-        assert is_dead(owner) == (not shared)
+        assert owner() is not None if shared else is_dead(owner)
     del array
     assert is_dead(owner)
     return "shared" if shared else "copied"
@@ -241,7 +233,6 @@ def hand_out(framework: str, dtype: str, shape: tuple[int, ...], copy: bool | No
         assert out.readonly == (not copy)
     alive = weakref.ref(array)
     del array
-    gc.collect()
     assert same_bits(got, value), "the memory is JAX's, and kept"
     assert copy or alive() is not None
     del out, got
@@ -339,7 +330,6 @@ def test_page_shows_what_is_found(name, x64):
 
 
 if __name__ == "__main__":
-    gc.freeze()
     jax.config.update("jax_enable_x64", True)
     for name, make in TABLES.items():
         write_table(name, make())
