@@ -137,7 +137,7 @@ def _described(v: _core.View) -> str:
 
 def _device_of(v: _core.View, wanted: Any) -> jax.Device:
     """The device of JAX's on which the memory is."""
-    if v.memory == "host":
+    if v.memory == "host" or (v.memory == "pinned" and "cuda" not in _compat.local_platforms()):
         # All devices of the CPU have the same memory.
         is_cpu = wanted is not None and wanted.platform == "cpu"
         return wanted if is_cpu else jax.local_devices(backend="cpu")[0]
@@ -168,15 +168,15 @@ def _import_stream(ordinal: int) -> int:
 # ---- the two ways in -----------------------------------------------------------------------------
 
 
-def _import(v: _core.View, device: jax.Device, stream: int | None) -> jax.Array:
-    used_on = None
-    if v.platform == "cuda":
-        used_on = _compute_stream(device)
-        if stream is None:
-            stream = _compat.import_stream(device)
-            _wait_for_producer(v, stream)
+def _import(v: _core.View, device: Any, stream: int | None) -> jax.Array:
+    # The device reaches pinned memory too.
+    used_on = None if device.platform == "cpu" else _compute_stream(device)
+    if v.platform == "cuda" and stream is None:
+        stream = _compat.import_stream(device)
+        _wait_for_producer(v, stream)
     capsule = _core.hand_over(v, used_on)
-    array = _compat.import_dlpack(capsule, device, stream, _dlpack_kinds[v.memory])
+    kind = _dlpack_kinds["host" if device.platform == "cpu" else v.memory]
+    array = _compat.import_dlpack(capsule, device, stream, kind)
     if v.nbytes and array.unsafe_buffer_pointer() != v.pointer:
         raise BufferError(
             f"JAX {jax.__version__} copied {_described(v)} at {v.pointer:#x} instead of sharing it; "
@@ -200,7 +200,7 @@ def _import_copy(x: Any, v: _core.View, device: jax.Device, stream: int | None) 
     """A dense copy in memory that nobody else has."""
     if v.platform == "cpu":
         dense = _views.host_copy(v)
-        if v.memory == "host":
+        if device.platform == "cpu":
             return _import(dense, device, None)
         pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
         return jax.device_put(_import(dense, jax.local_devices(backend="cpu")[0], None), pinned)

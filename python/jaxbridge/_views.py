@@ -26,6 +26,7 @@ _packed = frozenset(
 _dlpack_version = (1, 2)
 _no_order = -1
 _cuda_kinds = (2, 13)  # DLPack's device codes: CUDA, and managed memory
+_pinned_kind = 3
 
 
 def buffer(
@@ -177,7 +178,12 @@ def _of_dlpack(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.Vi
         stream = _no_order if stream_of is None else stream_of(int(ordinal))
     capsule = _capsule(x, stream)
     ready = None if stream == _no_order else stream
-    return _core.view_of_capsule(capsule, ready, None, None), ready
+    v = _core.view_of_capsule(capsule, ready, None, None)
+    if int(code) == _pinned_kind and v.memory == "host":  # torch's capsule does not say it
+        v = _core.view_of_memory(
+            v.pointer, v.shape, v.dtype, "pinned", 0, v.strides, None, v.readonly, v
+        )
+    return v, ready
 
 
 def _capsule(x: Any, stream: int | None) -> Any:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/cuda/context.hpp"
+#include "core/cuda/device_memory.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "core/memory/array_interface.hpp"
@@ -260,7 +261,12 @@ void order_after(const view& v, stream_ref to) {
   {
     const nb::gil_scoped_release no_gil;
     const result<cuda::context_scope> scope = cuda::context_scope::enter(ordinal);
-    s = scope.ok() ? cuda::order(from, to) : scope.error();
+    if (!scope.ok()) {
+      s = scope.error();
+    } else {
+      // A captured stream cannot wait for what is outside of its graph; the host can.
+      s = cuda::is_capturing(to) ? cuda::synchronize(from) : cuda::order(from, to);
+    }
   }
   if (!s.ok()) throw std::runtime_error(s.message());
 }

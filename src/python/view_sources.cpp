@@ -191,7 +191,9 @@ nb::object view_of_memory(nb::handle pointer, nb::handle shape, nb::handle dtype
   } else {
     v.array.strides = as_ints(strides, "strides");
   }
-  v.array.kind = platform == "cuda" ? memory_kind::device : memory_kind::host;
+  v.array.kind = platform == "cuda"     ? memory_kind::device
+                 : platform == "pinned" ? memory_kind::pinned
+                                        : memory_kind::host;
   if (const status s = memory::check(v.array); !s.ok()) raise(s);
   if (platform == "cuda") {
     v.array.ordinal = ordinal;
@@ -263,8 +265,10 @@ void release_import(void* owner) noexcept {
 nb::object hand_over(nb::handle_t<view> self, nb::handle used_on) {
   const view& v = usable(nb::cast<view&>(self));
   memory::array a = v.array;
-  // JAX knows no managed memory: a device reaches it as its own.
+  // JAX knows no managed memory: a device reaches it as its own. Pinned memory is ordinary memory
+  // where no device has it.
   if (a.kind == memory_kind::managed) a.kind = memory_kind::device;
+  if (a.kind == memory_kind::pinned && used_on.is_none()) a.kind = memory_kind::host;
   memory::dlpack_source source;
   source.data = a.data;
   source.dtype = a.dtype;
@@ -290,7 +294,8 @@ void bind_view_sources(nb::module_& m) {
         nb::arg("stream").none(), nb::arg("readonly"), nb::arg("owner").none(),
         nb::sig("def view_of_memory(pointer: int, shape: tuple[int, ...], dtype: "
                 "numpy.dtype[typing.Any], platform: str, ordinal: int, strides: tuple[int, ...] | "
-                "None, stream: int | None, readonly: bool, owner: object) -> View"));
+                "None, stream: int | None, readonly: bool, owner: object) -> View"),
+        "`platform`: \"cpu\", \"cuda\", or \"pinned\".");
   m.def("view_of_interface", &view_of_interface, nb::arg("fields"), nb::arg("owner").none(),
         nb::arg("dtype").none(), nb::arg("on_cuda"),
         nb::sig("def view_of_interface(fields: dict[str, typing.Any], owner: object, dtype: "

@@ -2,13 +2,18 @@
 // Owners that a device may still be using, against the fake driver.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
-#include <cstdint>
+#include <cstddef>
+#include <string>
 #include <thread>
 
+#include "core/cuda/context.hpp"
 #include "core/cuda/device_memory.hpp"
+#include "core/cuda/export_stream.hpp"
 #include "core/cuda/pointer.hpp"
 #include "core/memory/last_use.hpp"
+#include "core/memory/live_imports.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
 
 namespace {
@@ -122,6 +127,57 @@ TEST_F(pointer, what_the_driver_says) {
   EXPECT_EQ(inspect(&memory[3]).value().where, place::managed);
   api().fail("cuPointerGetAttributes", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
   EXPECT_FALSE(inspect(memory).ok());
+}
+
+using export_streams = fake_cuda::cuda_test;
+
+TEST_F(export_streams, one_for_each_device_that_waits_for_no_other) {
+  const auto first = export_stream(0);
+  ASSERT_TRUE(first.ok());
+  EXPECT_NE(first.value().handle(), nullptr);
+  EXPECT_EQ(export_stream(0).value(), first.value());
+  EXPECT_NE(export_stream(1).value(), first.value());
+  EXPECT_EQ(fake_cuda::count("cuStreamCreate"), 2u);
+  for (const fake_cuda::call& c : fake_cuda::calls()) {
+    if (std::string(c.name) != "cuStreamCreate") continue;
+    EXPECT_EQ(c.arguments[1], CU_STREAM_NON_BLOCKING);
+  }
+  EXPECT_FALSE(export_stream(-1).ok());
+  EXPECT_FALSE(export_stream(max_devices).ok());
+}
+
+TEST_F(export_streams, threads_at_the_first_call_get_the_same) {
+  api().gather("cuStreamCreate", 2);
+  std::array<stream_ref, 2> got;
+  std::array<std::thread, 2> threads;
+  for (std::size_t i = 0; i < 2; ++i) {
+    threads[i] = std::thread([&got, i] { got[i] = export_stream(0).value(); });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(got[0], got[1]);
+  EXPECT_EQ(fake_cuda::count("cuStreamDestroy"), 1u);
+}
+
+TEST_F(export_streams, an_error_is_reported_and_not_kept) {
+  api().fail("cuStreamCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+  EXPECT_FALSE(export_stream(0).ok());
+  EXPECT_TRUE(export_stream(0).ok());
+}
+
+TEST(live_imports, are_counted_by_address) {
+  using namespace jaxbridge::memory;  // NOLINT
+  EXPECT_EQ(live_imports(64), 0u);
+  add_import(64);
+  add_import(64);
+  add_import(128);
+  EXPECT_EQ(live_imports(64), 2u);
+  remove_import(64);
+  EXPECT_EQ(live_imports(64), 1u);
+  remove_import(64);
+  remove_import(64);
+  EXPECT_EQ(live_imports(64), 0u);
+  remove_import(128);
+  EXPECT_EQ(live_imports(128), 0u);
 }
 
 }  // namespace

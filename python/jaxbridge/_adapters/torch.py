@@ -257,12 +257,14 @@ class TorchAdapter:
             return _core.view_of_capsule(array.__dlpack__(max_version=(1, 0)), None, None, array)
         itemsize = dtype.itemsize
         on_cuda = device.type == "cuda"
+        # To ask initialises CUDA, and before that nothing is pinned.
+        pinned = not on_cuda and torch.cuda.is_initialized() and array.is_pinned()
         ordinal = device.index if on_cuda else 0
         return _core.view_of_memory(
             array.data_ptr(),
             array.shape,
             dtype,
-            device.type,
+            "pinned" if pinned else device.type,
             ordinal,
             tuple(n * itemsize for n in array.stride()),
             torch.cuda.current_stream(ordinal).cuda_stream if on_cuda else None,
