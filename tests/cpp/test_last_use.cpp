@@ -140,7 +140,7 @@ TEST_F(export_streams, one_for_each_device_that_waits_for_no_other) {
   EXPECT_EQ(fake_cuda::count("cuStreamCreate"), 2u);
   for (const fake_cuda::call& c : fake_cuda::calls()) {
     if (std::string(c.name) != "cuStreamCreate") continue;
-    EXPECT_EQ(c.arguments[1], CU_STREAM_NON_BLOCKING);
+    EXPECT_EQ(c.arguments[0], CU_STREAM_NON_BLOCKING);
   }
   EXPECT_FALSE(export_stream(-1).ok());
   EXPECT_FALSE(export_stream(max_devices).ok());
