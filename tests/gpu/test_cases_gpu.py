@@ -655,7 +655,9 @@ def test_D04_memory_with_a_wrong_label():
         jaxbridge.buffer(host.ctypes.data, (4,), "f4", "cuda")
 
     class Source:
-        __cuda_array_interface__ = dict(host.__array_interface__, version=3)
+        @property
+        def __cuda_array_interface__(self):
+            return dict(host.__array_interface__, version=3)
 
     with pytest.raises(ValueError, match="the driver knows no such memory"):
         jaxbridge.from_external(Source())
