@@ -268,7 +268,8 @@ def view_as_array(view: View) -> numpy.ndarray:
 def set_view_copier(copy: Callable[[View, int | None, tuple[int, int] | None], View]) -> None:
     """Sets what makes a view of a copy, for consumers that ask for one."""
 
-def view_of_memory(pointer: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], platform: str, ordinal: int, strides: tuple[int, ...] | None, stream: int | None, readonly: bool, owner: object) -> View: ...
+def view_of_memory(pointer: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], platform: str, ordinal: int, strides: tuple[int, ...] | None, stream: int | None, readonly: bool, owner: object) -> View:
+    """`platform`: "cpu", "cuda", or "pinned"."""
 
 def view_of_interface(fields: dict[str, Any], owner: object, dtype: numpy.dtype[Any] | None, on_cuda: bool) -> View:
     """Of an array interface's dictionary; a dtype goes before its typestr."""
