@@ -109,6 +109,7 @@ result<array> describe(const array_interface& fields, memory_kind kind, int ordi
     return refuse(status_code::invalid_argument,
                   "the offset " + std::to_string(fields.offset) + " leaves the memory");
   }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the sum of address and offset may not overflow
   out.data = fields.address == 0 ? nullptr : reinterpret_cast<void*>(address);
   if (status s = check(out); !s.ok()) return refuse(s.code(), s.message());
   return out;

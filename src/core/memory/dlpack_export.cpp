@@ -70,7 +70,9 @@ status check(const dlpack_source& source) noexcept {
 bool fill_strides(const dlpack_source& source, std::int64_t* strides) noexcept {
   const std::span<const std::int64_t> shape = source.shape;
   if (!source.strides.empty()) {
-    const auto bytes = static_cast<std::int64_t>(item_size(source.dtype));
+    // check() has refused what has less than a byte.
+    const auto bytes =
+        std::max<std::int64_t>(static_cast<std::int64_t>(item_size(source.dtype)), 1);
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       strides[axis] = source.strides[axis] / bytes;
     }

@@ -94,6 +94,7 @@ result<array> describe(const dlpack::tensor& t, bool readonly) {
     return refuse(status_code::invalid_argument,
                   "the byte_offset " + std::to_string(t.byte_offset) + " leaves the address space");
   }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the sum of address and offset may not overflow
   out.data = base == 0 ? nullptr : reinterpret_cast<void*>(address);
   if (status s = check(out); !s.ok()) return refuse(s.code(), s.message());
   return out;
