@@ -259,20 +259,30 @@ def _compute_stream(device: jax.Device) -> int:
     What JAX does with memory of others has been done when this stream is past it: copies on other
     streams of XLA's keep their sources until they are done.
     """
-    found: list[int] = []
-    known = threading.Event()
+    found: list[int | BaseException] = []
 
     def look(out: Any) -> None:
         found.append(current().stream)
-        known.set()
 
-    result = jax.ShapeDtypeStruct((1,), jnp.uint8)
-    with jax.ensure_compile_time_eval(), jax.default_device(device):
-        written = jax.jit(call(look, result, framework="buffer", out=0))()
-    # Perhaps another thread dispatches it; that the device gets there is not waited for.
-    while not known.wait(0.1):
-        if written.is_ready():
-            jax.block_until_ready(written)  # raises what went wrong
+    def ask() -> None:
+        try:
+            with jax.default_device(device):
+                result = jax.ShapeDtypeStruct((1,), jnp.uint8)
+                written = jax.jit(call(look, result, framework="buffer", out=0))()
+            # Perhaps another thread dispatches it; that the device gets there is not waited for.
+            while not found and not written.is_ready():
+                time.sleep(0.0001)
+            if not found:
+                jax.block_until_ready(written)  # raises what went wrong
+        except Exception as error:
+            found.append(error)
+
+    # In a thread of its own: this one may be tracing a program.
+    asking = threading.Thread(target=ask, name="jaxbridge: XLA's stream")
+    asking.start()
+    asking.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
     return found[0]
 
 

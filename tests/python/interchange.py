@@ -54,7 +54,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "no elements": lambda m: m[:0].reshape(0, 3),
     "strided": lambda m: m[:48].reshape(4, 12)[:, ::2],
     "sliced": lambda m: m[:24].reshape(4, 6)[:, :4],
-    "broadcast": lambda m: np.lib.stride_tricks.as_strided(m, (3, 4), (0, m.itemsize)),
+    "broadcast": lambda m: np.ndarray((3, 4), m.dtype, m, 0, (0, m.itemsize)),
     "negative": lambda m: m[:24].reshape(4, 6)[::-1, ::-1],
     "offset": lambda m: m[1:25].reshape(4, 6),
 }

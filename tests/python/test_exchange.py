@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from interchange import Only, is_dead, memory
+from interchange import LAYOUTS, Only, dtype_of, is_dead, memory, same_bits
 from jaxbridge import _core, _from_external, _views
 
 # ---- trees ---------------------------------------------------------------------------------------
@@ -351,3 +351,36 @@ def test_two_imports_of_one_memory_are_two():
 def test_without_cuda_the_error_says_so():
     with pytest.raises(RuntimeError, match="CUDA device 0, which this JAX does not have"):
         _from_external._cuda_device(0)
+
+
+# ---- the parts of the way in on CUDA that need no device -----------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bool", "complex64", "bfloat16", "float8_e5m2", "int8"]
+)
+def test_a_copy_by_xla_has_any_strides(dtype, layout):
+    block = memory(64, dtype_of(dtype))
+    source = LAYOUTS[layout](block)
+    flat = jaxbridge.from_external(block, copy=False)
+    offset, rest = divmod(source.ctypes.data - block.ctypes.data, block.itemsize)
+    assert rest == 0
+    strides = tuple(s // block.itemsize for s in source.strides)
+    got = _from_external._gather(flat, offset, source.shape, strides)
+    assert same_bits(got, source)
+    assert not jaxbridge.shares_memory(got, block)
+
+
+def test_the_stream_of_a_device_is_asked_once_and_outside_of_traces():
+    second = jax.devices("cpu")[1]
+    _from_external._compute_stream.cache_clear()
+
+    def program(v):
+        assert _from_external._compute_stream(second) == 0  # the CPU has none
+        return v + 1
+
+    text = str(jax.make_jaxpr(program)(1.0))
+    assert "jaxbridge" not in text
+    assert jax.jit(program)(1.0) == 2
+    assert _from_external._compute_stream.cache_info().misses == 1
