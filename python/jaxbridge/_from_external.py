@@ -140,7 +140,7 @@ def _device_of(v: _core.View, wanted: Any) -> jax.Device:
     if v.memory == "host" or (v.memory == "pinned" and "cuda" not in _compat.local_platforms()):
         # All devices of the CPU have the same memory.
         is_cpu = wanted is not None and wanted.platform == "cpu"
-        return wanted if is_cpu else jax.local_devices(backend="cpu")[0]
+        return wanted if is_cpu else _cpu_device()
     if v.memory == "pinned":
         if not _compat.imports_pinned_memory:
             raise BufferError(
@@ -148,6 +148,11 @@ def _device_of(v: _core.View, wanted: Any) -> jax.Device:
             )
         return _cuda_device(0)
     return _cuda_device(v.ordinal)
+
+
+@functools.cache
+def _cpu_device() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
 
 
 @functools.cache
@@ -203,7 +208,7 @@ def _import_copy(x: Any, v: _core.View, device: jax.Device, stream: int | None) 
         if device.platform == "cpu":
             return _import(dense, device, None)
         pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
-        return jax.device_put(_import(dense, jax.local_devices(backend="cpu")[0], None), pinned)
+        return jax.device_put(_import(dense, _cpu_device(), None), pinned)
     if (adapter := _adapters.of_array(x)) is not None:
         # On the producer's stream: what it enqueues next may write to the source.
         return _import(adapter.view_of(adapter.copy_of(x)), device, None)
