@@ -432,6 +432,58 @@ def test_jax_does_not_reuse_memory_too_early(framework):
         del others
 
 
+def test_a_view_is_an_argument_of_functions_and_kernels():
+    import cupy as cp
+
+    x = jax.device_put(jnp.arange(256, dtype=jnp.float32), gpu())
+    want = np.arange(256, dtype=np.float32) + 1
+    assert (cp.add(cp.asarray(jaxbridge.view(x)), 1).get() == want).all()
+    raw = cp.RawKernel(
+        'extern "C" __global__ void add_one(const float* x, float* y)'
+        "{ y[threadIdx.x] = x[threadIdx.x] + 1; }",
+        "add_one",
+    )
+    out = cp.zeros(256, cp.float32)
+    raw((1,), (256,), (cp.asarray(jaxbridge.view(x)), out))
+    assert (out.get() == want).all()
+    # By its address, on a stream that was put in order.
+    stream = cp.cuda.Stream(non_blocking=True)
+    v = jaxbridge.to_external(x, "view", stream=stream)
+    out = cp.zeros(256, cp.float32)
+    cp.cuda.Device().synchronize()
+    with stream:
+        raw((1,), (256,), (np.uint64(v.pointer), out))
+        assert (out.get() == want).all()
+    del v
+
+
+@pytest.mark.skipif(not has("numba_cuda"), reason="needs numba-cuda, which is not installed")
+def test_a_view_is_an_argument_of_numba():
+    from numba import cuda
+
+    @cuda.jit
+    def add_one(a, b):
+        b[cuda.grid(1)] = a[cuda.grid(1)] + 1
+
+    x = jax.device_put(jnp.arange(256, dtype=jnp.float32), gpu())
+    out = cuda.device_array(256, np.float32)
+    add_one[1, 256](jaxbridge.view(x), out)
+    np.testing.assert_array_equal(out.copy_to_host(), np.arange(256) + 1)
+
+
+@pytest.mark.skipif(not has("warp"), reason="needs warp, which is not installed")
+def test_a_view_is_an_argument_of_warp():
+    import warp as wp
+
+    from _warp_kernels import slow_add
+
+    x = jax.device_put(jnp.arange(256, dtype=jnp.float32), gpu())
+    out = wp.zeros(256, dtype=wp.float32, device="cuda:0")
+    jax.block_until_ready(x)  # Warp looks at no stream of an array interface
+    wp.launch(slow_add, dim=256, inputs=[jaxbridge.view(x), 0, out], device="cuda:0")
+    np.testing.assert_array_equal(out.numpy(), np.arange(256) + 1)
+
+
 def test_donating_what_others_hold_is_refused():
     x = jax.block_until_ready(jnp.ones(1 << 10, device=gpu()))
     out = jaxbridge.to_external(x, "cupy")
