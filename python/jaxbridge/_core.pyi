@@ -243,7 +243,7 @@ class View:
         Lets the memory's owner go, after the device has done what was enqueued with it. Later uses raise ValueError.
         """
 
-    def use_on(self, stream: int, keep: object) -> None:
+    def use_on(self, stream: int, keep: object | None) -> None:
         """
         Orders the stream after the content, and at the end the owner's release after the stream. `keep` lives as long as the stream is needed.
         """

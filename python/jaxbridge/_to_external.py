@@ -101,7 +101,10 @@ def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
         a = jnp.array(a, copy=True)
     if adapter is None:
         consumer = None if stream is None else _views.stream_handle(stream)
-        return _view(a, platform, consumer, is_copy=bool(copy))
+        v = _view(a, platform, consumer, is_copy=bool(copy))
+        if consumer is not None and platform == "cuda":
+            v.use_on(consumer, stream)
+        return v
     if a.ndim > adapter.max_ndim:
         raise TypeError(
             f'to_external: "{framework}" has arrays of at most {adapter.max_ndim} axes, not {a.ndim}; '

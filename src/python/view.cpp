@@ -353,10 +353,14 @@ void bind_view(nb::module_& m) {
           "use_on",
           [](view& v, std::uintptr_t stream, nb::object consumer) {
             order_after(usable(v), stream_ref(reinterpret_cast<void*>(stream)));
-            v.used_on = stream_ref(reinterpret_cast<void*>(stream));
+            // The stream of a thread is another one where the view ends on another thread: the
+            // legacy one waits for all of these.
+            constexpr std::uintptr_t of_this_thread = 2;
+            v.used_on = stream == of_this_thread ? stream_ref::legacy_default()
+                                                 : stream_ref(reinterpret_cast<void*>(stream));
             v.consumer = std::move(consumer);
           },
-          nb::arg("stream"), nb::arg("keep"),
+          nb::arg("stream"), nb::arg("keep").none(),
           "Orders the stream after the content, and at the end the owner's release after the "
           "stream. `keep` lives as long as the stream is needed.")
       .def_prop_ro("__array_interface__", &cpu_interface,

@@ -203,6 +203,13 @@ def test_an_owner_goes_after_the_last_use():
     del v, capsule
     assert dead() is None
 
+    # The stream of a thread is looked for on any thread: the legacy one stands for it.
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1")
+    v.use_on(2, None)
+    fake.clear_calls()
+    del v
+    assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [0]
+
     # At the end of the process: left where it is.
     stream, owner = pending(), Owner()
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
