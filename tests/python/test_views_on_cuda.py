@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of memory on CUDA, against the fake driver: in processes of their own, since it is loaded once."""
 
+import textwrap
+from pathlib import Path
+
 import pytest
 
 from fake_cuda import library
@@ -36,25 +39,23 @@ def raises(kind, text, use):
     raise AssertionError(f"no {kind}")
 
 def waits():
-    # (stream that waits, event that it waits for) and (event, stream on which it was recorded)
-    calls = fake.calls()
-    return (
-        [tuple(a[:2]) for n, a in calls if n == "cuStreamWaitEvent"],
-        {a[0]: a[1] for n, a in calls if n == "cuEventRecord"},
-    )
+    # (stream that waits, stream that it waits for): an event is used again and again.
+    recorded, out = {}, []
+    for name, arguments in fake.calls():
+        if name == "cuEventRecord":
+            recorded[arguments[0]] = arguments[1]
+        elif name == "cuStreamWaitEvent":
+            out.append((arguments[0], recorded[arguments[1]]))
+    return out
 
 def waited(to, source):
-    waiting, recorded = waits()
-    return any(s == to and recorded.get(e) == source for s, e in waiting)
+    return (to, source) in waits()
 """
 
 
-def run_with_fake(program: str) -> None:
-    import textwrap
-    from pathlib import Path
-
+def run_with_fake(program: str, start: str = START) -> None:
     done = run(
-        START + textwrap.dedent(program) + "\nprint('end')\n",
+        start + textwrap.dedent(program) + "\nprint('end')\n",
         path=Path(__file__).parent,
         env={"JAXBRIDGE_CUDA_DRIVER": str(library())},
     )
@@ -120,7 +121,7 @@ def test_the_consumer_waits_for_the_producer():
     for asked in (-1, own):
         fake.clear_calls()
         v.__dlpack__(stream=asked)
-        assert waits()[0] == []
+        assert waits() == []
     raises(ValueError, "stream 0 is not allowed", lambda: v.__dlpack__(stream=0))
     # A device whose primary context was not current before, and is not after.
     names = [n for n, _ in fake.calls()]
@@ -128,7 +129,7 @@ def test_the_consumer_waits_for_the_producer():
     # What is ready already makes nobody wait.
     fake.clear_calls()
     jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1").__dlpack__(stream=other)
-    assert waits()[0] == []
+    assert waits() == []
     """)
 
 
@@ -223,3 +224,197 @@ def test_export_streams():
     assert first and second and first != second
     assert _core.export_stream(0) == first
     """)
+
+
+# ---- the ways in and out, with JAX's own steps put aside -----------------------------------------
+
+WITH_STUBS = """
+import jax, jax.numpy as jnp
+from jaxbridge import _adapters, _compat, _from_external, _to_external
+
+class Device:
+    platform, local_hardware_id = "gpu", 1
+
+class Array:
+    # What JAX would make of a capsule, which it keeps.
+    def __init__(self, view):
+        self.view = view
+    def unsafe_buffer_pointer(self):
+        return self.view.pointer
+
+device, compute, jaxs = Device(), fake.stream(1), fake.stream(1)
+imports = []
+
+def import_dlpack(capsule, device, stream, kind):
+    imports.append((device, stream, kind))
+    return Array(_core.view_of_capsule(capsule, None, None, None, True))
+
+_compat.cuda_device = lambda ordinal: {1: device}[ordinal]
+_compat.import_stream = lambda d: jaxs
+_compat.import_dlpack = import_dlpack
+_from_external._compute_stream = lambda d: compute
+
+def bring_in(x, **options):
+    imports.clear()
+    fake.clear_calls()
+    return jaxbridge.from_external(x, **options)
+"""
+
+
+def test_the_way_in():
+    run_with_fake(
+        """
+    own = fake.stream(1)
+    array = bring_in(Interface(stream=own), copy=False)
+    assert imports == [(device, jaxs, 2)]
+    assert waited(jaxs, own)
+    assert array.unsafe_buffer_pointer() == block.ctypes.data
+    # No stream: the legacy one. Ours: the one that is said, or none.
+    bring_in(Interface(), copy=False)
+    assert waited(jaxs, 0)
+    bring_in(jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=own), copy=False)
+    assert waited(jaxs, own)
+    bring_in(jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1"), copy=False)
+    assert waits() == [] and imports == [(device, jaxs, 2)]
+
+    # A producer that puts JAX's stream in order itself.
+    asked = []
+    class Producer:
+        def __dlpack_device__(self):
+            return 2, 1
+        def __dlpack__(self, *, stream=None, max_version=None):
+            asked.append((stream, max_version))
+            v = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", owner=block)
+            return v.__dlpack__(stream=-1, max_version=max_version)
+    bring_in(Producer(), copy=False)
+    assert asked == [(jaxs, (1, 2))] and imports == [(device, jaxs, 2)]
+    assert waits() == []
+
+    # A bare capsule says no stream: everything is waited for.
+    capsule = Producer().__dlpack__(stream=-1)
+    bring_in(capsule, copy=False)
+    assert "cuCtxSynchronize" in [n for n, _ in fake.calls()]
+
+    # An address only, and no order.
+    fake.clear_calls()
+    assert jaxbridge.pointer(Producer()) == block.ctypes.data
+    assert asked[-1][0] == -1
+
+    # Captured: refused before anything is enqueued.
+    import ctypes
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
+    raises(BufferError, "is being captured", lambda: bring_in(Interface(stream=own), copy=False))
+    assert imports == [] and waits() == []
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+
+    # What XLA does not take, and how it is copied: from the first element reached, on.
+    base = block.ctypes.data
+    raises(BufferError, "no multiple of 16",
+           lambda: bring_in(Interface(data=(base + 4, False), shape=(20,)), copy=False))
+    raises(BufferError, "it is read-only", lambda: bring_in(Interface(data=(base, True)), copy=False))
+    copied = []
+    _from_external._gather = lambda *args: copied.append(args) or jnp.zeros(3)
+    bring_in(Interface(data=(base + 4 * 20, False), shape=(5,), strides=(-16,), stream=own))
+    flat, offset, shape, strides = copied.pop()
+    start = flat.unsafe_buffer_pointer()
+    assert start % 16 == 0 and base <= start <= base + 16
+    assert start + 4 * offset == base + 80 and (shape, strides) == ((5,), (-4,))
+    assert waited(jaxs, own) and waited(own, compute), "the producer's next write waits for the copy"
+    bring_in(Interface(data=(base, True)))
+    assert copied.pop()[1:] == (0, (24,), (1,))
+    raises(BufferError, "is not aligned to its elements",
+           lambda: bring_in(Interface(data=(base + 2, False), shape=(4,))))
+    """,
+        START + WITH_STUBS,
+    )
+
+
+def test_what_comes_in_is_kept_until_xla_is_past_it():
+    run_with_fake(
+        """
+    class Owner:
+        pass
+    owner = Owner()
+    dead = weakref.ref(owner)
+    v = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", owner=owner)
+    array = bring_in(v, copy=False)
+    del owner, v
+    blocker = fake.stream(1)
+    fake.hold(compute, 2)
+    _core.stream_order(blocker, compute, 1)
+    del array
+    assert dead() is not None and _core.live_imports(block.ctypes.data) == 1
+    fake.hold(compute, 0)
+    while dead() is not None:
+        _core.release_unused()
+    while _core.live_imports(block.ctypes.data):
+        pass
+    """,
+        START + WITH_STUBS,
+    )
+
+
+def test_the_way_out():
+    run_with_fake(
+        """
+    exported = []
+    def export_dlpack(array, stream):
+        exported.append(stream)
+        return jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1").__dlpack__(stream=-1)
+    _compat.export_dlpack = export_dlpack
+    _to_external._platform_of = lambda a: "cuda"
+    _to_external._ordinal_of = lambda a: 1
+    own = fake.stream(1)
+
+    class Adapter:
+        platforms, max_ndim, stream = frozenset({"cuda"}), 8, (own, None)
+        def check_dtype(self, dtype, platform):
+            pass
+        def current_stream(self, ordinal):
+            assert ordinal == 1
+            return self.stream
+        def array_of(self, view):
+            return view
+    adapter = _adapters._loaded["cupy"] = Adapter()
+
+    a = jnp.zeros(24)
+    for current, given, handle, jax_gets in [
+        ((own, None), None, own, own),
+        ((0, "kept"), None, 0, 1),
+        ((0, None), own, own, own),
+        ((0, None), 1, 0, 1),
+    ]:
+        adapter.stream = current
+        exported.clear()
+        v = jaxbridge.to_external(a, "cupy", stream=given)
+        assert exported == [jax_gets]
+        assert (v.stream, v.readonly, v.owner) == (handle, True, a)
+        fake.clear_calls()
+        del v
+        assert [c[1] for n, c in fake.calls() if n == "cuEventRecord"] == [handle]
+    v = jaxbridge.view(a)
+    assert exported[-1] == v.stream == _core.export_stream(1)
+    assert v.__cuda_array_interface__["stream"] == v.stream
+    v = jaxbridge.to_external(a, "view", stream=own)
+    assert (v.stream, exported[-1]) == (own, own)
+    assert not jaxbridge.to_external(a, "cupy", copy=True).readonly
+
+    # Under a capture the host waits.
+    import ctypes
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
+    adapter.stream = (own, None)
+    v = jaxbridge.to_external(a, "cupy")
+    assert exported[-1] is None and v.stream is None
+    fake.clear_calls()
+    del v
+    assert "cuEventRecord" not in [n for n, _ in fake.calls()]
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+    while _core.release_unused():
+        pass
+    """,
+        START + WITH_STUBS,
+    )
