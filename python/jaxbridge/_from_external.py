@@ -152,7 +152,13 @@ def _device_of(v: _core.View, wanted: Any) -> jax.Device:
 
 @functools.cache
 def _cpu_device() -> jax.Device:
-    return jax.local_devices(backend="cpu")[0]
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the memory is on the host, and this JAX has no CPU backend ({error}); set "
+            f"JAX_PLATFORMS=cuda,cpu, or copy it with jax.device_put(numpy.asarray(x))"
+        ) from None
 
 
 @functools.cache

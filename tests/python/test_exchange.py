@@ -384,3 +384,13 @@ def test_the_stream_of_a_device_is_asked_once_and_outside_of_traces():
     assert "jaxbridge" not in text
     assert jax.jit(program)(1.0) == 2
     assert _from_external._compute_stream.cache_info().misses == 1
+
+
+def test_without_a_cpu_backend_the_error_says_so(monkeypatch):
+    def no_backend(**_):
+        raise RuntimeError("Unknown backend cpu")
+
+    _from_external._cpu_device.cache_clear()
+    monkeypatch.setattr(jax, "local_devices", no_backend)
+    with pytest.raises(RuntimeError, match=r"no CPU backend.*JAX_PLATFORMS=cuda,cpu"):
+        jaxbridge.from_external(memory(4, np.dtype("f4")))
