@@ -240,7 +240,7 @@ class View:
 
     def release(self) -> None:
         """
-        Lets the memory's owner go, after the device has done what was enqueued with it. Later uses raise ValueError.
+        Later uses raise ValueError. The owner goes with this object, which arrays that were made of it keep: their memory stays.
         """
 
     def use_on(self, stream: int, keep: object | None) -> None:

@@ -346,9 +346,11 @@ void bind_view(nb::module_& m) {
           },
           nb::sig("def reach(self) -> tuple[int, int]"),
           "The bytes from `pointer` in which all elements lie: [low, high).")
-      .def("release", &view::let_go,
-           "Lets the memory's owner go, after the device has done what was enqueued with it. Later "
-           "uses raise ValueError.")
+      .def(
+          "release", [](view& v) { v.released = true; },
+          "Later uses raise ValueError. The owner goes with this object, which arrays that were "
+          "made "
+          "of it keep: their memory stays.")
       .def(
           "use_on",
           [](view& v, std::uintptr_t stream, nb::object consumer) {

@@ -252,14 +252,20 @@ def test_a_released_view_says_so():
     x = jnp.ones(3)
     alive = weakref.ref(x)
     v = jaxbridge.view(x)
+    made = np.asarray(v)
     del x
     jaxbridge.release(v)
-    assert is_dead(alive)
     for use in (np.asarray, lambda v: v.pointer, lambda v: v.__dlpack__(), jaxbridge.from_external):
         with pytest.raises(ValueError, match="was released"):
             use(v)
     with pytest.raises(BufferError, match="was released"):
         memoryview(v)
+    # What was made of it before is still there, and so is its memory.
+    del v, use
+    np.testing.assert_array_equal(made, [1, 1, 1])
+    assert alive() is not None
+    del made
+    assert is_dead(alive)
 
 
 def test_a_view_that_was_not_made():
