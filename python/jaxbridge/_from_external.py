@@ -322,8 +322,10 @@ def release(x: Any) -> None:
     """Ends JAX's use of memory that `from_external` brought in: its owner is let go before this returns.
 
     Waits for what JAX still does with it. Later uses of `x` raise. A view, of `buffer` or of an array of
-    JAX, is only marked: its owner goes with it and the last array that was made of it. As with `jax.Array.delete`, no other thread may be inside a program
-    that uses `x` and calls Python: on the CPU both would wait for ever.
+    JAX, is only marked: its owner goes with it and the last array that was made of it.
+
+    As with `jax.Array.delete`, no other thread may be inside a program that uses `x` and calls Python:
+    on the CPU both would wait for ever.
 
     Args:
         x: an array that `from_external` made without a copy, or a view.
