@@ -212,6 +212,81 @@ print(seconds)
     return {"import": run}
 
 
+# ---- arrays in and out -------------------------------------------------------------------------
+
+
+def on_the_device() -> tuple[Any, Any]:
+    """An array of CuPy's and one of JAX's."""
+    import cupy
+
+    array = jax.device_put(np.arange(SPEC.size, dtype=np.float32), jax.devices("cuda")[0])
+    return cupy.arange(SPEC.size, dtype=np.float32), jax.block_until_ready(array)
+
+
+@candidate("jaxbridge, from_external", "cupy", on="cuda")
+def _() -> Subject:
+    theirs, _ = on_the_device()
+    return eager(lambda: jaxbridge.from_external(theirs))
+
+
+@candidate("jax.dlpack.from_dlpack", "cupy", on="cuda")
+def _() -> Subject:
+    theirs, _ = on_the_device()
+    return eager(lambda: jax.dlpack.from_dlpack(theirs))
+
+
+@candidate("jaxbridge, to_external", "cupy", on="cuda")
+def _() -> Subject:
+    _, ours = on_the_device()
+    return eager(lambda: jaxbridge.to_external(ours, "cupy"))
+
+
+@candidate("cupy.asarray", "cupy", on="cuda")
+def _() -> Subject:
+    import cupy
+
+    _, ours = on_the_device()
+    return eager(lambda: cupy.asarray(ours))
+
+
+@candidate("jaxbridge, to_external, torch", "cupy", "torch", on="cuda")
+def _() -> Subject:
+    _, ours = on_the_device()
+    return eager(lambda: jaxbridge.to_external(ours, "torch"))
+
+
+@candidate("torch.from_dlpack", "cupy", "torch", on="cuda")
+def _() -> Subject:
+    import torch
+
+    _, ours = on_the_device()
+    return eager(lambda: torch.from_dlpack(ours))
+
+
+@candidate("jaxbridge, from_external, NumPy", on="cpu")
+def _() -> Subject:
+    theirs = jaxbridge.empty(SPEC.size, np.float32)
+    return eager(lambda: jaxbridge.from_external(theirs))
+
+
+@candidate("jax.dlpack.from_dlpack, NumPy", on="cpu")
+def _() -> Subject:
+    theirs = jaxbridge.empty(SPEC.size, np.float32)
+    return eager(lambda: jax.dlpack.from_dlpack(theirs))
+
+
+@candidate("jaxbridge, to_external, NumPy", on="cpu")
+def _() -> Subject:
+    ours = jax.block_until_ready(jax.numpy.ones(SPEC.size, np.float32))
+    return eager(lambda: jaxbridge.to_external(ours, "numpy"))
+
+
+@candidate("np.from_dlpack", on="cpu")
+def _() -> Subject:
+    ours = jax.block_until_ready(jax.numpy.ones(SPEC.size, np.float32))
+    return eager(lambda: np.from_dlpack(ours))
+
+
 # ---- JAX's own ways ----------------------------------------------------------------------------
 
 

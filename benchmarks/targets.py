@@ -134,6 +134,13 @@ TARGETS = [
         "to_external, CuPy", "jaxbridge, to_external", "eager", Limit(1.1, "cupy.asarray"), "cuda"
     ),
     Target(
+        "to_external, torch",
+        "jaxbridge, to_external, torch",
+        "eager",
+        Limit(1, "torch.from_dlpack"),
+        "cuda",
+    ),
+    Target(
         "import without frameworks, over import jax",
         "jaxbridge, import",
         "import",

@@ -109,6 +109,26 @@ enum class dtype : std::uint8_t {
   }
 }
 
+/// The element type that DLPack calls so; `invalid` where we know none. `bits` are those of one
+/// element, of both parts of a complex number.
+[[nodiscard]] constexpr dtype dtype_from_dlpack(std::uint8_t code, std::uint8_t bits) noexcept {
+  if (code == JAXBRIDGE_NO_DLPACK) return dtype::invalid;
+#define JAXBRIDGE_ENTRY(id, text, xla, width, dlpack) \
+  if (dlpack == code && width == bits) return dtype::id;
+  JAXBRIDGE_DTYPES(JAXBRIDGE_ENTRY)
+#undef JAXBRIDGE_ENTRY
+  return dtype::invalid;
+}
+
+/// The element type of that name; `invalid` where we know none.
+[[nodiscard]] constexpr dtype dtype_from_name(std::string_view text) noexcept {
+#define JAXBRIDGE_ENTRY(id, called, xla, bits, dlpack) \
+  if (text == called) return dtype::id;
+  JAXBRIDGE_DTYPES(JAXBRIDGE_ENTRY)
+#undef JAXBRIDGE_ENTRY
+  return dtype::invalid;
+}
+
 namespace detail {
 template <class T>
 struct dtype_of {

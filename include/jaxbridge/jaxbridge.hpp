@@ -6,5 +6,6 @@
 #include "buffer.hpp"      // IWYU pragma: export
 #include "device.hpp"      // IWYU pragma: export
 #include "dtype.hpp"       // IWYU pragma: export
+#include "layout.hpp"      // IWYU pragma: export
 #include "status.hpp"      // IWYU pragma: export
 #include "stream.hpp"      // IWYU pragma: export

@@ -20,26 +20,42 @@ from . import errors as errors
 from ._context import Context as Context
 from ._context import current as current
 from ._errors import reraise as reraise
+from ._from_external import from_external as from_external
+from ._from_external import release as release
 from ._function import Function as Function
 from ._function import call as call
 from ._function import function as function
 from ._lazy import lazy_apply as lazy_apply
 from ._lowering import export_checks as export_checks
+from ._to_external import to_external as to_external
+from ._to_external import view as view
 from ._ufunc import from_ufunc as from_ufunc
+from ._views import buffer as buffer
+from ._views import empty as empty
+from ._views import pointer as pointer
+from ._views import shares_memory as shares_memory
 
 __version__ = _metadata.version("jaxbridge")
 
 __all__ = [
     "Context",
     "Function",
+    "buffer",
     "call",
     "current",
+    "empty",
     "errors",
     "export_checks",
+    "from_external",
     "from_ufunc",
     "function",
     "lazy_apply",
+    "pointer",
+    "release",
     "reraise",
+    "shares_memory",
+    "to_external",
+    "view",
 ]
 
 _core.set_dtypes(_compat.dtype_table(_core.dtype_names()))

@@ -23,11 +23,13 @@ from jax._src import effects as _effects
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib import _jax as _jax_lib
 
 T = TypeVar("T")
 
 # Untyped: each JAX has other names in it.
 _core: Any = _jax_core
+_jaxlib: Any = _jax_lib
 
 jax_version: tuple[int, ...] = tuple(
     int(part) for part in jax.__version__.split("+")[0].split(".")[:3] if part.isdigit()
@@ -294,6 +296,63 @@ def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
         return cached
 
     return decorate
+
+
+# ---- memory of others, and JAX's for others ------------------------------------------------------
+
+_import_parameters: str = _jaxlib.dlpack_managed_tensor_to_buffer.__doc__ or ""
+_import_takes_copy = "copy" in _import_parameters  # 0.8.3 and later
+_import_takes_kind = "dl_device_type" in _import_parameters  # 0.10 and later
+# Pinned memory becomes an array in JAX's pinned_host memory where JAX is told the kind of device.
+imports_pinned_memory = _import_takes_kind
+_dlpack_pinned = 3
+
+
+def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: int) -> jax.Array:
+    """The array of JAX in the memory of a DLPack capsule, which it consumes: never a copy.
+
+    `jax.dlpack.from_dlpack` would call the producer itself, which has no place for checks, and turn
+    64-bit data into 32-bit copies; it also takes six times as long. jaxlib 0.8.0 copies on the CPU what
+    is not aligned to 64 bytes; later ones refuse it.
+    """
+    args: tuple[Any, ...] = (capsule, device, stream)
+    if _import_takes_kind:
+        args += (False, kind)
+    elif _import_takes_copy:
+        args += (False,)
+    return _jaxlib.dlpack_managed_tensor_to_buffer(*args)
+
+
+def export_dlpack(array: jax.Array, stream: int | None) -> Any:
+    """A DLPack capsule of an array on one device; it keeps the memory, also against donation.
+
+    `stream` (1: the legacy default one) waits for the array; None: the host does. The public form does
+    the same at three times the cost.
+    """
+    # Not of the array itself: deleted while the capsule lives, it would end the process (0.12).
+    return _jaxlib.buffer_to_dlpack_managed_tensor(array.addressable_data(0), stream=stream)
+
+
+def import_stream(device: jax.Device) -> int:
+    """A CUstream of JAX's: an array that is imported with it waits for what the stream has then."""
+    return device.get_stream_for_external_ready_events()
+
+
+def cuda_device(ordinal: int) -> jax.Device:
+    """JAX's device for a CUDA ordinal; in a process of several these are not its ids.
+
+    Raises:
+        RuntimeError: JAX has no CUDA backend here, or not that device.
+    """
+    for device in jax.local_devices(backend="cuda"):
+        if device.local_hardware_id == ordinal:
+            return device
+    raise RuntimeError(f"JAX has no CUDA device {ordinal} in this process")
+
+
+def ref_array(ref: Any) -> jax.Array:
+    """The array that a Ref holds now; the next update replaces what it refers to."""
+    return ref._refs._buf
 
 
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:

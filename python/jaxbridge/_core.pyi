@@ -80,6 +80,15 @@ def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
     Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the legacy default stream.
     """
 
+def export_stream(ordinal: int) -> int:
+    """A stream without work, on which arrays of JAX become ready for others."""
+
+def synchronize_device(ordinal: int) -> None:
+    """The host waits for all that the device was given."""
+
+def is_capturing(stream: int, ordinal: int) -> bool:
+    """Whether a capture forbids to wait for the stream."""
+
 def synchronize(stream: int, ordinal: int) -> None:
     """The host waits for the stream."""
 
@@ -193,6 +202,129 @@ def ffi_versions() -> tuple[int, int]:
     """
     Minor FFI version of the runtime (-1: it did not say) and the one that we answered.
     """
+
+class View:
+    """
+    An array in memory that somebody owns, with every protocol by which libraries hand arrays to one another. It keeps the memory alive.
+    """
+
+    def __buffer__(self, flags, /):
+        """
+        Return a buffer object that exposes the underlying memory of the object.
+        """
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element; may be 0 where there are no elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In bytes."""
+
+    @property
+    def dtype(self) -> numpy.dtype[Any]:
+        """NumPy's or ml_dtypes' dtype."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements, without gaps between them."""
+
+    @property
+    def platform(self) -> str:
+        """"cpu" or "cuda"."""
+
+    @property
+    def ordinal(self) -> int:
+        """The device within its platform."""
+
+    @property
+    def memory(self) -> str:
+        """"host", "device", "pinned" (of the host, page-locked) or "managed"."""
+
+    @property
+    def layout(self) -> str:
+        """
+        "compact" (dense and row-major), "transposed" (dense), "strided", "broadcast" or "negative".
+        """
+
+    @property
+    def stream(self) -> int | None:
+        """
+        CUstream on which the content is ready, 0 for the legacy default one; None: it is there.
+        """
+
+    @property
+    def readonly(self) -> bool: ...
+
+    @property
+    def owner(self) -> Any:
+        """
+        The object that is kept alive for the memory; None where there is none to be seen.
+        """
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The bytes from `pointer` in which all elements lie: [low, high)."""
+
+    def release(self) -> None:
+        """
+        Later uses raise ValueError. The owner goes with this object, which arrays that were made of it keep: their memory stays.
+        """
+
+    def use_on(self, stream: int, keep: object | None) -> None:
+        """
+        Orders the stream after the content, and at the end the owner's release after the stream. `keep` lives as long as the stream is needed.
+        """
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> numpy.typing.NDArray[Any]: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any: ...
+
+    def __repr__(self) -> str: ...
+
+def view_as_array(view: View) -> numpy.ndarray:
+    """A NumPy array over memory that the host reaches; the view is its base."""
+
+def set_view_copier(copy: Callable[[View, int | None, tuple[int, int] | None], View]) -> None:
+    """Sets what makes a view of a copy, for consumers that ask for one."""
+
+def view_of_memory(pointer: int, shape: tuple[int, ...], dtype: numpy.dtype[Any], platform: str, ordinal: int, strides: tuple[int, ...] | None, stream: int | None, readonly: bool, owner: object) -> View:
+    """`platform`: "cpu", "cuda", or "pinned"."""
+
+def view_of_interface(fields: dict[str, Any], owner: object, dtype: numpy.dtype[Any] | None, on_cuda: bool) -> View:
+    """Of an array interface's dictionary; a dtype goes before its typestr."""
+
+def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, owner: object, is_trusted: bool = False) -> View:
+    """
+    Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory, unless the producer is trusted.
+    """
+
+def hand_over(view: View, used_on: int | None) -> Any:
+    """
+    A DLPack capsule for JAX, dense views only. The view ends when the device is past what `used_on` has when JAX lets go.
+    """
+
+def live_imports(pointer: int) -> int:
+    """
+    How many arrays of JAX, or uses by the device, still keep the memory at an address.
+    """
+
+def release_unused() -> int:
+    """Releases owners that the device has finished with; how many are left."""
 
 def begin_exit() -> bool:
     """

@@ -2,6 +2,7 @@
 #include "python/buffer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -9,10 +10,9 @@
 #include <unordered_map>
 
 #include "core/cuda/stream_order.hpp"
-#include "core/exit.hpp"
 #include "core/memory/dlpack_export.hpp"
 #include "jaxbridge/abi/dlpack.hpp"
-#include "python/gil.hpp"
+#include "python/capsule.hpp"
 
 namespace jaxbridge::python {
 namespace {
@@ -21,6 +21,12 @@ namespace dlpack = abi::dlpack;
 
 // From our names to NumPy's dtype objects. Never destroyed: see exit.hpp.
 nb::dict& dtypes() {
+  static nb::dict& table = *new nb::dict;
+  return table;
+}
+
+// And from these to the numbers of our element types.
+nb::dict& numbers() {
   static nb::dict& table = *new nb::dict;
   return table;
 }
@@ -37,45 +43,6 @@ const call_buffer& live(const call_buffer& b) {
 std::string array_interface_typestr(const buffer_layout& layout) {
   const nb::object text = layout.numpy_dtype.attr("str");
   return nb::cast<std::string>(text);
-}
-
-// PEP 3118's text for an element type; null where it has none: ml_dtypes' types.
-const char* buffer_format(jaxbridge::dtype type) noexcept {
-  using enum jaxbridge::dtype;
-  // long, as NumPy's int64 is: its "q" is another type of the same size.
-  static_assert(sizeof(long) == 8);
-  switch (type) {
-    case bool_:
-      return "?";
-    case int8:
-      return "b";
-    case int16:
-      return "h";
-    case int32:
-      return "i";
-    case int64:
-      return "l";
-    case uint8:
-      return "B";
-    case uint16:
-      return "H";
-    case uint32:
-      return "I";
-    case uint64:
-      return "L";
-    case float16:
-      return "e";
-    case float32:
-      return "f";
-    case float64:
-      return "d";
-    case complex64:
-      return "Zf";
-    case complex128:
-      return "Zd";
-    default:
-      return nullptr;
-  }
 }
 
 nb::dict array_interface(const call_buffer& b, int version) {
@@ -131,44 +98,17 @@ nb::dict cuda_interface(const call_buffer& b) {
   return out;
 }
 
-void release_owner(void* owner) noexcept {
-  // Frameworks delete on any thread, without the GIL, and at exit.
-  const python_use use;
-  if (!use.granted()) return;
-  const thread_gil gil;
-  Py_DECREF(static_cast<PyObject*>(owner));
-}
-
-// A capsule that nobody consumed frees its tensor.
-template <class Managed>
-void free_unconsumed(PyObject* capsule, const char* name) noexcept {
-  if (PyCapsule_IsValid(capsule, name) == 0) return;
-  auto* tensor = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
-  if (tensor->deleter != nullptr) tensor->deleter(tensor);
-}
-
 nb::object to_dlpack(nb::handle self, const std::optional<std::pair<int, int>>& max_version) {
   const call_buffer& b = live(nb::cast<call_buffer&>(self));
-  const memory::dlpack_source source{b.data,     b.layout->dtype, b.layout->shape, b.device,
-                                     b.readonly, self.ptr(),      &release_owner};
-  PyObject* capsule = nullptr;
-  if (max_version && max_version->first >= 1) {
-    const result<dlpack::managed_tensor_versioned*> made = memory::export_versioned(source);
-    if (!made.ok()) throw nb::buffer_error(made.error().message().c_str());
-    Py_INCREF(self.ptr());
-    capsule = PyCapsule_New(made.value(), "dltensor_versioned", [](PyObject* c) {
-      free_unconsumed<dlpack::managed_tensor_versioned>(c, "dltensor_versioned");
-    });
-  } else {
-    const result<dlpack::managed_tensor*> made = memory::export_unversioned(source);
-    if (!made.ok()) throw nb::buffer_error(made.error().message().c_str());
-    Py_INCREF(self.ptr());
-    capsule = PyCapsule_New(made.value(), "dltensor", [](PyObject* c) {
-      free_unconsumed<dlpack::managed_tensor>(c, "dltensor");
-    });
-  }
-  if (capsule == nullptr) throw nb::python_error();
-  return nb::steal(capsule);
+  memory::dlpack_source source;
+  source.data = b.data;
+  source.dtype = b.layout->dtype;
+  source.shape = b.layout->shape;
+  source.device = memory::dlpack_device(b.device);
+  source.readonly = b.readonly;
+  source.owner = Py_NewRef(self.ptr());
+  source.release = &release_reference;
+  return make_capsule(source, max_version && max_version->first >= 1);
 }
 
 // PEP 3118. Who asks for a format gets the array, who does not gets its bytes.
@@ -220,9 +160,26 @@ PyType_Slot buffer_slots[] = {
 
 }  // namespace
 
-void set_dtypes(nb::dict by_name) { dtypes() = std::move(by_name); }
+void set_dtypes(nb::dict by_name) {
+  for (const auto& [text, object] : by_name) {
+    numbers()[object] = static_cast<int>(dtype_from_name(nb::cast<std::string_view>(text)));
+  }
+  dtypes() = std::move(by_name);
+}
+
+jaxbridge::dtype dtype_of_numpy(nb::handle dtype) {
+  // Another byte order is another dtype object, and not in the table.
+  PyObject* const number = PyDict_GetItemWithError(numbers().ptr(), dtype.ptr());
+  if (number != nullptr) return static_cast<jaxbridge::dtype>(PyLong_AsLong(number));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return jaxbridge::dtype::invalid;
+}
 
 nb::object numpy_dtype(jaxbridge::dtype type) {
+  // Found once each; with the GIL, and never destroyed.
+  static auto& found = *new std::array<nb::object, 256>;
+  nb::object& known = found[static_cast<std::uint8_t>(type)];
+  if (known.is_valid()) return known;
   const std::string_view text = name(type);
   const nb::str key(text.data(), text.size());
   if (!dtypes().contains(key)) {
@@ -231,7 +188,46 @@ nb::object numpy_dtype(jaxbridge::dtype type) {
                           "call")
                              .c_str());
   }
-  return dtypes()[key];
+  known = dtypes()[key];
+  return known;
+}
+
+const char* buffer_format(jaxbridge::dtype type) noexcept {
+  using enum jaxbridge::dtype;
+  // long, as NumPy's int64 is: its "q" is another type of the same size.
+  static_assert(sizeof(long) == 8);
+  switch (type) {
+    case bool_:
+      return "?";
+    case int8:
+      return "b";
+    case int16:
+      return "h";
+    case int32:
+      return "i";
+    case int64:
+      return "l";
+    case uint8:
+      return "B";
+    case uint16:
+      return "H";
+    case uint32:
+      return "I";
+    case uint64:
+      return "L";
+    case float16:
+      return "e";
+    case float32:
+      return "f";
+    case float64:
+      return "d";
+    case complex64:
+      return "Zf";
+    case complex128:
+      return "Zd";
+    default:
+      return nullptr;
+  }
 }
 
 std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b) {

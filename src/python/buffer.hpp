@@ -44,6 +44,11 @@ struct call_buffer {
 /// Sets the table from our dtype names to NumPy's dtype objects.
 void set_dtypes(nb::dict by_name);
 [[nodiscard]] nb::object numpy_dtype(jaxbridge::dtype type);
+/// The element type of one of NumPy's dtype objects; `invalid` for another byte order, a structure,
+/// or what JAX has no arrays of.
+[[nodiscard]] jaxbridge::dtype dtype_of_numpy(nb::handle dtype);
+/// PEP 3118's text for an element type; null where it has none: ml_dtypes' types.
+[[nodiscard]] const char* buffer_format(jaxbridge::dtype type) noexcept;
 [[nodiscard]] std::shared_ptr<const buffer_layout> make_layout(const any_buffer& b);
 
 void bind_buffer(nb::module_& m);

@@ -4,10 +4,11 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/context.hpp"
 #include "core/cuda/device_memory.hpp"
 #include "core/cuda/driver.hpp"
-#include "core/cuda/capture_mode.hpp"
+#include "core/cuda/export_stream.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "python/buffer.hpp"
 
@@ -69,6 +70,32 @@ void bind_driver(nb::module_& m) {
       nb::arg("from_stream"), nb::arg("to_stream"), nb::arg("ordinal"),
       "Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the "
       "legacy default stream.");
+  m.def(
+      "export_stream",
+      [](int ordinal) {
+        const result<stream_ref> found = [ordinal] {
+          const nb::gil_scoped_release no_gil;
+          return cuda::export_stream(ordinal);
+        }();
+        if (!found.ok()) throw std::runtime_error(found.error().message());
+        return found.value().address();
+      },
+      nb::arg("ordinal"), "A stream without work, on which arrays of JAX become ready for others.");
+  m.def(
+      "synchronize_device",
+      [](int ordinal) { on_device(ordinal, [] { return cuda::synchronize_context(); }); },
+      nb::arg("ordinal"), "The host waits for all that the device was given.");
+  m.def(
+      "is_capturing",
+      [](std::uintptr_t stream, int ordinal) {
+        bool capturing = false;
+        on_device(ordinal, [&] {
+          capturing = cuda::is_capturing(stream_at(stream));
+          return status();
+        });
+        return capturing;
+      },
+      nb::arg("stream"), nb::arg("ordinal"), "Whether a capture forbids to wait for the stream.");
   m.def(
       "synchronize",
       [](std::uintptr_t stream, int ordinal) {

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/exit.hpp"
+#include "core/memory/last_use.hpp"
 #include "python/buffer.hpp"
 #include "python/current_call.hpp"
 #include "python/driver.hpp"
@@ -12,6 +13,7 @@
 #include "python/python_target.hpp"
 #include "python/registry.hpp"
 #include "python/scratch.hpp"
+#include "python/view.hpp"
 
 NB_MODULE(_core, m) {
   m.doc() = "The part of jaxbridge that is written in C++.";
@@ -28,6 +30,8 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
   jaxbridge::python::bind_registry(m);
+  jaxbridge::python::bind_view(m);
+  jaxbridge::python::bind_view_sources(m);
   m.def(
       "begin_exit",
       [] {
@@ -37,6 +41,11 @@ NB_MODULE(_core, m) {
       },
       "From now on nothing calls Python or CUDA; called through atexit. Whether every call has "
       "ended.");
-  m.def("after_fork_in_child", &jaxbridge::after_fork_in_child,
-        "Forgets the calls of threads that a forked child does not have.");
+  m.def(
+      "after_fork_in_child",
+      [] {
+        jaxbridge::after_fork_in_child();
+        jaxbridge::memory::forget_uses_in_child();
+      },
+      "Forgets the calls of threads that a forked child does not have.");
 }

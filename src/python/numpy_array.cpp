@@ -80,14 +80,12 @@ nb::object& function() {
 }
 
 // Without elements there may be no address, and NumPy would allocate.
-void* address_of(const call_buffer& b) noexcept {
+void* address_of(void* data) noexcept {
   static char nothing[16];
-  return b.data == nullptr ? nothing : b.data;
+  return data == nullptr ? nothing : data;
 }
 
-int flags_of(const call_buffer& b) noexcept {
-  return flag_aligned | (b.readonly ? 0 : flag_writeable);
-}
+int flags_of(bool readonly) noexcept { return flag_aligned | (readonly ? 0 : flag_writeable); }
 
 }  // namespace
 
@@ -99,16 +97,24 @@ nb::object as_array(nb::handle buffer) {
     // By the buffer protocol, whose errors say what is wrong.
     return api.ndarray(layout.shape_tuple, layout.numpy_dtype, buffer);
   }
+  return array_over(buffer, layout.numpy_dtype, layout.shape, {}, b.data, b.readonly);
+}
+
+nb::object array_over(nb::handle base, nb::handle dtype, std::span<const std::int64_t> shape,
+                      std::span<const std::int64_t> strides, void* data, bool readonly) {
+  const numpy_api& api = numpy();
+  if (api.make == nullptr) {
+    throw nb::type_error("this NumPy has a C API that jaxbridge does not know; install NumPy 2");
+  }
   static_assert(std::is_same_v<std::int64_t, Py_ssize_t>);
-  PyObject* const descr = layout.numpy_dtype.ptr();
-  Py_INCREF(descr);  // taken by the array
-  PyObject* const made =
-      api.make(api.type, descr, static_cast<int>(layout.shape.size()), layout.shape.data(), nullptr,
-               address_of(b), flags_of(b), nullptr);
+  Py_INCREF(dtype.ptr());  // taken by the array
+  PyObject* const made = api.make(api.type, dtype.ptr(), static_cast<int>(shape.size()),
+                                  shape.data(), strides.empty() ? nullptr : strides.data(),
+                                  address_of(data), flags_of(readonly), nullptr);
   if (made == nullptr) throw nb::python_error();
   nb::object array = nb::steal(made);
-  Py_INCREF(buffer.ptr());  // taken by the array
-  if (api.set_base(made, buffer.ptr()) != 0) throw nb::python_error();
+  Py_INCREF(base.ptr());  // taken by the array
+  if (api.set_base(made, base.ptr()) != 0) throw nb::python_error();
   return array;
 }
 
@@ -119,9 +125,9 @@ bool is_as_new(nb::handle array, nb::handle buffer) noexcept {
   const buffer_layout& layout = *b.layout;
   // Contiguity follows from shape and strides.
   constexpr int derived = flag_c_contiguous | flag_f_contiguous;
-  return a.data == address_of(b) && a.base == buffer.ptr() && a.descr == layout.numpy_dtype.ptr() &&
-         (a.flags & ~derived) == flags_of(b) && a.weak_references == nullptr &&
-         a.ndim == static_cast<int>(layout.shape.size()) &&
+  return a.data == address_of(b.data) && a.base == buffer.ptr() &&
+         a.descr == layout.numpy_dtype.ptr() && (a.flags & ~derived) == flags_of(b.readonly) &&
+         a.weak_references == nullptr && a.ndim == static_cast<int>(layout.shape.size()) &&
          std::equal(layout.shape.begin(), layout.shape.end(), a.shape) &&
          std::equal(layout.strides.begin(), layout.strides.end(), a.strides);
 }

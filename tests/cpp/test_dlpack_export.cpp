@@ -40,8 +40,8 @@ class dlpack_export : public testing::Test {
  protected:
   // A source that counts its releases.
   dlpack_source source(dtype type, const std::vector<std::int64_t>& shape) {
-    return {data_,      type,  {shape.data(), shape.size()}, {platform::cpu, 0}, false,
-            &releases_, &count};
+    return {data_,  type, {shape.data(), shape.size()}, {dlpack::device_cpu, 0}, false, &releases_,
+            &count, {}};
   }
 
   std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& shape) {
@@ -146,14 +146,14 @@ TYPED_TEST(dlpack_export, every_element_type_or_an_error) {
 
 TYPED_TEST(dlpack_export, names_the_device) {
   dlpack_source s = this->source(dtype::float32, {});
-  s.device = {platform::cuda, 3};
+  s.device = jaxbridge::memory::dlpack_device({platform::cuda, 3});
   const auto on_cuda = TypeParam::make(s);
   ASSERT_TRUE(on_cuda.ok());
   EXPECT_EQ(on_cuda.value()->tensor.device.type, dlpack::device_cuda);
   EXPECT_EQ(on_cuda.value()->tensor.device.id, 3);
   on_cuda.value()->deleter(on_cuda.value());
 
-  s.device = {platform::cpu, 1};  // a virtual device of XLA
+  s.device = jaxbridge::memory::dlpack_device({platform::cpu, 1});  // a virtual device of XLA
   const auto on_cpu = TypeParam::make(s);
   ASSERT_TRUE(on_cpu.ok());
   EXPECT_EQ(on_cpu.value()->tensor.device.type, dlpack::device_cpu);
@@ -206,6 +206,46 @@ TEST(dlpack_export_versioned, carries_version_and_flags) {
     EXPECT_EQ(made.value()->flags, readonly ? dlpack::flag_read_only : 0u);
     made.value()->deleter(made.value());
   }
+}
+
+TYPED_TEST(dlpack_export, strides_of_the_source) {
+  const std::vector<std::int64_t> shape = {2, 3};
+  const std::vector<std::int64_t> bytes = {4, 8};
+  dlpack_source s = this->source(dtype::float32, shape);
+  s.strides = bytes;
+  const auto made = TypeParam::make(s);
+  ASSERT_TRUE(made.ok());
+  const dlpack::tensor& t = made.value()->tensor;
+  EXPECT_EQ(std::vector<std::int64_t>(t.strides, t.strides + 2), (std::vector<std::int64_t>{1, 2}));
+  made.value()->deleter(made.value());
+  this->releases_ = 0;
+  const std::vector<std::int64_t> odd = {6, 4};
+  s.strides = odd;
+  this->expect_error(s, status_code::unimplemented, "stride of 6 bytes");
+}
+
+TEST(dlpack_export_flags, a_copy_says_so) {
+  float data = 0;
+  dlpack_source s;
+  s.data = &data;
+  s.dtype = dtype::float32;
+  s.is_copied = true;
+  const auto made = jaxbridge::memory::export_versioned(s);
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(made.value()->flags, dlpack::flag_is_copied);
+  made.value()->deleter(made.value());
+}
+
+TEST(dlpack_export_device, every_kind_of_memory) {
+  using jaxbridge::memory::dlpack_device;
+  using jaxbridge::memory::memory_kind;
+  EXPECT_EQ(dlpack_device(memory_kind::host, 0).type, dlpack::device_cpu);
+  EXPECT_EQ(dlpack_device(memory_kind::device, 2).type, dlpack::device_cuda);
+  EXPECT_EQ(dlpack_device(memory_kind::device, 2).id, 2);
+  EXPECT_EQ(dlpack_device(memory_kind::pinned, 2).type, dlpack::device_cuda_host);
+  EXPECT_EQ(dlpack_device(memory_kind::pinned, 2).id, 0);
+  EXPECT_EQ(dlpack_device(memory_kind::managed, 1).type, dlpack::device_cuda_managed);
+  EXPECT_EQ(dlpack_device(memory_kind::managed, 1).id, 1);
 }
 
 }  // namespace

@@ -15,6 +15,8 @@ namespace {
 using jaxbridge::bit_width;
 using jaxbridge::dlpack_code;
 using jaxbridge::dtype;
+using jaxbridge::dtype_from_dlpack;
+using jaxbridge::dtype_from_name;
 using jaxbridge::dtype_from_xla;
 using jaxbridge::dtype_of;
 using jaxbridge::item_size;
@@ -35,6 +37,23 @@ TEST(dtype, names_are_unique) {
 
 TEST(dtype, comes_back_from_its_number) {
   for (const dtype t : all) EXPECT_EQ(dtype_from_xla(static_cast<int>(t)), t) << name(t);
+}
+
+TEST(dtype, comes_back_from_its_name) {
+  for (const dtype t : all) EXPECT_EQ(dtype_from_name(name(t)), t) << name(t);
+  for (const char* text : {"", "invalid", "float", "bool_", "float128", "int32 "}) {
+    EXPECT_EQ(dtype_from_name(text), dtype::invalid) << text;
+  }
+}
+
+TEST(dtype, comes_back_from_dlpacks_code) {
+  for (const dtype t : all) {
+    const auto bits = static_cast<std::uint8_t>(bit_width(t));
+    const bool has = dlpack_code(t) != JAXBRIDGE_NO_DLPACK;
+    EXPECT_EQ(dtype_from_dlpack(dlpack_code(t), bits), has ? t : dtype::invalid) << name(t);
+  }
+  EXPECT_EQ(dtype_from_dlpack(2, 33), dtype::invalid);
+  EXPECT_EQ(dtype_from_dlpack(3, 64), dtype::invalid) << "an opaque handle";
 }
 
 TEST(dtype, numbers_that_are_none) {

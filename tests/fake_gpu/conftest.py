@@ -6,9 +6,12 @@ The driver is chosen once for a process, so they have a process of their own:
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))  # fake_cuda
 
 _fakes = os.environ.get("JAXBRIDGE_FAKES")
 _missing = None

@@ -13,6 +13,7 @@ import re
 import jax
 import numpy as np
 
+from fake_cuda import FakeCuda
 from jaxbridge import _core
 
 _types = {"int32": 4, "float32": 11, "uint8": 6}
@@ -27,40 +28,17 @@ class _Buffer(ctypes.Structure):
     ]
 
 
-def _load():
-    directory = os.environ["JAXBRIDGE_FAKES"]
-    driver = ctypes.CDLL(os.path.join(directory, "libfake_cuda.so"))
-    driver.fake_cuda_make_stream.restype = ctypes.c_void_p
-    driver.fake_cuda_reset(1)
-    return driver, ctypes.CDLL(os.path.join(directory, "libfake_xla.so"))
-
-
-_driver, _xla = _load()
+fake = FakeCuda()
+fake.reset(1)
+_directory = os.path.dirname(os.environ["JAXBRIDGE_CUDA_DRIVER"])
+_driver = ctypes.CDLL(os.environ["JAXBRIDGE_CUDA_DRIVER"])
+_xla = ctypes.CDLL(os.path.join(_directory, "libfake_xla.so"))
 
 
 def live_blocks():
     """How many blocks of the runtime's memory are given out."""
     _xla.fake_xla_live_blocks.restype = ctypes.c_int64
     return _xla.fake_xla_live_blocks()
-
-
-def fail_next(symbol):
-    """The next call of that driver function fails."""
-    _driver.fake_cuda_fail_next(symbol.encode())
-
-
-def hold(stream):
-    """What is enqueued there does not run until `release`."""
-    _driver.fake_cuda_hold(ctypes.c_void_p(stream), 2)
-
-
-def release(stream):
-    _driver.fake_cuda_hold(ctypes.c_void_p(stream), 0)
-
-
-def blocked_threads():
-    """How many threads are in a driver call that waits."""
-    return _driver.fake_cuda_blocked_threads()
 
 
 def driver_functions(*names):
@@ -73,10 +51,6 @@ def driver_functions(*names):
         )
         found[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address.value)
     return found
-
-
-def make_stream():
-    return _driver.fake_cuda_make_stream(0)
 
 
 def _handler():

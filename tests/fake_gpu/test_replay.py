@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_gpu import Program, array, make_stream
+from fake_gpu import Program, array, fake
 
 import jaxbridge
 from jaxbridge import _adapters, _core, current, errors
@@ -50,7 +50,7 @@ def never_again(program, n, stream):
 def test_a_list_is_captured_when_it_comes_again():
     runs = []
     f = made(lambda v, out: (runs.append(current().capturing), _core.copy(v, out)), graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     for k in range(6):
         a[:] = k
@@ -65,7 +65,7 @@ def test_keys_are_exact():
     """Another device memory, stream or shape is another graph."""
     f = made(copies, graph="replay")
     program, other_shape = Program(f, X), Program(f, jnp.zeros(2, jnp.float32))
-    streams = [make_stream(), make_stream()]
+    streams = [fake.stream(), fake.stream()]
     a, b, c = array(N, 1), array(N), array(N)
     calls = [(program, [a], [b]), (program, [a], [c]), (other_shape, [a[:2]], [b[:2]])]
     for k in range(5):
@@ -88,7 +88,7 @@ def test_memory_that_never_comes_again(monkeypatch):
         _core.copy(v, out)
 
     f = made(slow, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     kept = never_again(program, 50, stream)
     stats = f.stats()
     assert stats["captures"] == 1 and stats["staged"] == stats["replays"] == 41
@@ -109,7 +109,7 @@ def test_a_quick_function_is_not_staged():
     f = made(lambda v, out: _core.copy(v, out), graph="replay")
     # A call takes some microseconds here: more than the launch of a graph, so large arrays decide.
     n = 1 << 22
-    program, stream = Program(f, jnp.zeros(n, jnp.float32)), make_stream()
+    program, stream = Program(f, jnp.zeros(n, jnp.float32)), fake.stream()
     kept = []
     for _ in range(12):
         a, b = array(n, 1), array(n)
@@ -128,7 +128,7 @@ def test_in_place_on_copies():
         _core.fill(v, 0)
 
     f = made(fn, inout={0: 0}, out=None, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     kept = []
     for k in range(14):
         a = array(N, k + 1)
@@ -145,7 +145,7 @@ def test_fallbacks_are_told_once_and_forgotten():
         _core.copy(v, out)
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 3), array(N)
     for _ in range(2):
         program([a], [b], stream)
@@ -164,7 +164,7 @@ def test_what_cannot_be_captured():
         _core.copy(v, out)
 
     f = made(fn, graph="replay", name="test.refuses")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 3), array(N)
     program([a], [b], stream)
     with pytest.warns(
@@ -181,7 +181,7 @@ def test_what_cannot_be_captured():
 
 def test_a_function_that_enqueues_nothing():
     f = made(lambda v, out: None, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     program([a], [b], stream)
     with pytest.warns(RuntimeWarning, match="enqueued nothing"):
@@ -196,7 +196,7 @@ def test_an_interrupt_in_a_capture_is_an_interrupt():
         _core.copy(v, out)
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     program([a], [b], stream)
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
@@ -213,7 +213,7 @@ def test_a_view_that_is_kept_in_a_capture():
             kept.append(v)
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     program([a], [b], stream)
     with pytest.raises(RuntimeError, match="ViewKeptError"):
@@ -229,7 +229,7 @@ def test_threads(graph):
     barrier = threading.Barrier(4)
 
     def work(k):
-        stream, a, b = make_stream(), array(N), array(N)
+        stream, a, b = fake.stream(), array(N), array(N)
         barrier.wait()
         for i in range(50):
             a[:] = k * 1000 + i
@@ -251,7 +251,7 @@ def test_graphs_end_with_clear():
     fn = Step()
     ref = weakref.ref(fn)
     f = jaxbridge.call(fn, like, framework="buffer", out="out", graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     for _ in range(4):
         program([a], [b], stream)
@@ -271,7 +271,7 @@ def test_graphs_end_with_clear():
 
 def test_verify_agrees():
     f = made(copies, graph="verify")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     for k in range(5):
         a[:] = k
@@ -284,7 +284,7 @@ def test_verify_agrees():
 def test_verify_finds_what_is_frozen():
     value = 1
     f = made(lambda v, out: _core.fill(out, value), graph="verify", name="test.frozen")
-    program, stream = Program(f, jnp.zeros(N, jnp.int32)), make_stream()
+    program, stream = Program(f, jnp.zeros(N, jnp.int32)), fake.stream()
     a, b = np.zeros(N, np.int32), np.zeros(N, np.int32)
     for _ in range(3):
         program([a], [b], stream)
@@ -306,7 +306,7 @@ def test_verify_puts_back_what_is_in_place():
         _core.fill(v, 0)
 
     f = made(moves, lambda v: (v, v), inout={0: 0}, graph="verify")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     for k in range(1, 5):
         a[:] = k
@@ -355,7 +355,7 @@ def test_state_is_made_once(graph):
 
     f = made(fn, graph=graph, state=make)
     program, other = Program(f, X, k=1), Program(f, X, k=2)
-    stream = make_stream()
+    stream = fake.stream()
     a, b = array(N), array(N)
     for _ in range(4):
         program([a], [b], stream)
@@ -379,7 +379,7 @@ def test_state_that_can_not_be_made():
         return 5
 
     f = made(lambda v, out, state: _core.fill(out, state), state=make)
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="OSError: no plan today"):
@@ -401,7 +401,7 @@ def test_state_ends():
         return state
 
     f = made(lambda v, out, state: _core.copy(v, out), state=make, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N), array(N)
     for _ in range(4):
         program([a], [b], stream)
@@ -430,8 +430,8 @@ def test_state_in_threads():
         program([a], [b], stream)
         right.append((b.view(np.uint8) == 9).all())
 
-    shared = make_stream()
-    streams = [shared, shared, shared, make_stream()]
+    shared = fake.stream()
+    streams = [shared, shared, shared, fake.stream()]
     threads = [threading.Thread(target=work, args=(s,)) for s in streams]
     [t.start() for t in threads]
     [t.join() for t in threads]
@@ -448,7 +448,7 @@ def test_states_outlive_plans():
         return len(made_of)
 
     f = made(lambda v, out, state: _core.copy(v, out), graph="replay", state=make)
-    stream = make_stream()
+    stream = fake.stream()
     programs = [Program(f, jnp.zeros(n, jnp.float32)) for n in range(1, 71)]
     arrays = [(array(n, n), array(n)) for n in range(1, 71)]
     for _ in range(4):
@@ -523,7 +523,7 @@ def test_scratch_memory(adapter):
         seen.append(scratch)
         _core.copy(v, out)
 
-    program, stream = scratch_program(fn), make_stream()
+    program, stream = scratch_program(fn), fake.stream()
     a, b = array(N, 4), array(N)
     for _ in range(2):
         program([a], [b], stream)
@@ -541,7 +541,7 @@ def test_scratch_memory_after_an_exception(adapter):
         adapter.scratch.allocate(100)
         raise KeyError("on purpose")
 
-    program, stream = scratch_program(fn), make_stream()
+    program, stream = scratch_program(fn), fake.stream()
     with pytest.raises(RuntimeError, match="on purpose"):
         program([array(N)], [array(N)], stream)
     assert adapter.log[0][0] is KeyError
@@ -552,7 +552,7 @@ def test_no_more_memory(adapter):
     def fn(v, out):
         adapter.scratch.allocate(1 << 60)
 
-    program, stream = scratch_program(fn), make_stream()
+    program, stream = scratch_program(fn), fake.stream()
     with pytest.raises(RuntimeError, match="MemoryError: XLA has no 1152921504606846976 bytes"):
         program([array(N)], [array(N)], stream)
 
@@ -585,7 +585,7 @@ def test_scratch_hooks(adapter):
         _core.leave_scratch_hooks()
         assert allocate(8, 0, None) is None
 
-    program, stream = scratch_program(fn), make_stream()
+    program, stream = scratch_program(fn), fake.stream()
     program([array(N)], [array(N)], stream)
     assert fake_gpu.live_blocks() == 0
     # Whoever still has it must not get it once more.
@@ -630,7 +630,7 @@ def test_a_staged_call_inside_a_capture():
 
     inner = made(small, graph="replay")
     inner_program = Program(inner, jnp.zeros(0, jnp.float32))
-    scratch, stream = [], make_stream()
+    scratch, stream = [], fake.stream()
 
     def call_inner():
         a, b = array(0), array(0)
@@ -674,7 +674,7 @@ def test_the_context_in_a_capture():
         assert driver["cuCtxSetCurrent"](None) == 0
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     before = now()
     for _ in range(3):
@@ -694,7 +694,7 @@ def test_a_call_that_failed_is_not_captured_next():
         _core.copy(v, out)
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="not yet"):
@@ -712,7 +712,7 @@ def test_one_shape_that_cannot_be_captured():
         _core.copy(v, out)
 
     f = made(fn, graph="replay")
-    stream = make_stream()
+    stream = fake.stream()
     four, eight = Program(f, jnp.zeros(4)), Program(f, jnp.zeros(8))
     a, b, c, d = array(4, 1), array(4), array(8, 1), array(8)
     four([a], [b], stream)
@@ -740,7 +740,7 @@ def test_texts_of_exceptions(error, text):
         _core.copy(v, out)
 
     f = made(fn, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     program([a], [b], stream)
     with pytest.warns(RuntimeWarning, match="could not be captured"):
@@ -752,7 +752,7 @@ def test_texts_of_exceptions(error, text):
 def test_a_graph_that_ends_in_a_capture():
     """A collection can come at any time."""
     ended = made(copies, graph="replay")
-    stream = make_stream()
+    stream = fake.stream()
     program = Program(ended, X)
     a, b = array(N, 1), array(N)
     for _ in range(3):
@@ -777,10 +777,10 @@ def test_a_graph_that_ends_in_a_capture():
 
 def test_a_launch_that_fails_is_not_kept():
     f = made(copies, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     program([a], [b], stream)
-    fake_gpu.fail_next("cuGraphLaunch")
+    fake.fail_next("cuGraphLaunch")
     with pytest.warns(RuntimeWarning, match="cuGraphLaunch"):
         program([a], [b], stream)
     for k in range(3):
@@ -798,7 +798,7 @@ def test_verify_sees_what_a_replay_does_not_write():
             _core.copy(v, second)
 
     f = made(writes_one_of_two, lambda v: (v, v), graph="verify")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b, c = array(N, 1), array(N), array(N)
     program([a], [b, c], stream)
     with pytest.raises(RuntimeError, match="ReplayError.*result 1"):
@@ -830,7 +830,7 @@ def test_makers_get_containers_of_their_own():
 
     f = made(lambda options, v, out, state: _core.fill(out, state), lambda o, v: v, state=make)
     program = Program(lambda v: f({"n": 3}, v), X)
-    stream, a, b = make_stream(), array(N), array(N)
+    stream, a, b = fake.stream(), array(N), array(N)
     with pytest.raises(RuntimeError, match="once"):
         program([a], [b], stream)
     program([a], [b], stream)
@@ -840,18 +840,18 @@ def test_makers_get_containers_of_their_own():
 def test_the_end_of_graphs_waits_without_the_gil():
     """The stream waits for something that another Python thread gives."""
     f = made(copies, graph="replay")
-    program, stream = Program(f, X), make_stream()
+    program, stream = Program(f, X), fake.stream()
     a, b = array(N, 1), array(N)
     for _ in range(3):
         program([a], [b], stream)
-    fake_gpu.hold(stream)
+    fake.hold(stream, 2)
     program([a], [b], stream)  # waits in the stream
     done = []
 
     def release():
-        while fake_gpu.blocked_threads() == 0 and not done:
+        while fake.blocked_threads() == 0 and not done:
             pass
-        fake_gpu.release(stream)
+        fake.hold(stream, 0)
 
     thread = threading.Thread(target=release)
     thread.start()

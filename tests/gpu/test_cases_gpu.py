@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance cases of letters F, G, H and L in their forms for a GPU."""
+"""The acceptance cases of letters A to C, E to H and L in their forms for a GPU."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import warnings
 import weakref
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,11 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import errors
+from jaxbridge import _core, _from_external, errors
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from device_arrays import FLOAT8_OF_TORCH, spin
+from interchange import Only, dtype_of, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -819,3 +825,569 @@ def test_L06_soak_with_growing_allocators(cp, needs, two_gpus):
         step = program(n)
         for _ in range(20):
             np.testing.assert_array_equal(step(v), want)
+
+
+# ---- letters A to C and E: arrays in and out -----------------------------------------------------
+
+
+@pytest.fixture
+def torch(needs):
+    needs("torch")
+    import torch
+
+    return torch
+
+
+@pytest.fixture
+def exchange(cp, gpu, monkeypatch):
+    """What happens once in a process is done, so that nobody waits for it behind a slow kernel."""
+    monkeypatch.setattr(_from_external, "_placement_is_known", True)
+    _from_external._compute_stream(gpu)
+    spin()
+    cp.cuda.Device().synchronize()
+    return jaxbridge.from_external
+
+
+@contextlib.contextmanager
+def wide():
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        yield
+
+
+def second_gpu():
+    if len(jax.devices("cuda")) < 2:
+        pytest.skip("needs two GPUs")
+    return jax.devices("cuda")[1]
+
+
+def test_A02_a_slice_of_cupy(cp, exchange):
+    source = cp.arange(6).reshape(2, 3)[:, :2]
+    with wide():
+        for given in (source, Only(source, "__dlpack__", "__dlpack_device__")):
+            np.testing.assert_array_equal(exchange(given), [[0, 1], [3, 4]])
+            with pytest.raises(BufferError, match=r"strides \(24, 8\)"):
+                exchange(given, copy=False)
+
+
+def test_A06_a_permuted_tensor(torch, exchange):
+    source = torch.arange(24, dtype=torch.float32, device="cuda").reshape(2, 3, 4)
+    array = exchange(source.permute(2, 0, 1), copy=False)
+    assert array.unsafe_buffer_pointer() == source.data_ptr()
+    np.testing.assert_array_equal(array, np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1))
+    np.testing.assert_array_equal(jax.jit(lambda v: v * 2)(array), np.asarray(array) * 2)
+
+
+@pytest.mark.parametrize("protocol", ["itself", "interface"])
+def test_A10_gaps_and_repetitions(cp, exchange, protocol):
+    sources = [
+        cp.arange(10, dtype=cp.float32)[::2],
+        cp.broadcast_to(cp.float32(3), (10,)),
+        cp.asfortranarray(cp.arange(12, dtype=cp.float32).reshape(3, 4))[::2, :],
+        cp.arange(12, dtype=cp.float32).reshape(3, 4)[::-1, ::-2],
+    ]
+    for source in sources:
+        given = source if protocol == "itself" else Only(source, "__cuda_array_interface__")
+        np.testing.assert_array_equal(exchange(given), source.get())
+        with pytest.raises(BufferError, match="allow a copy"):
+            exchange(given, copy=False)
+
+
+@pytest.mark.parametrize("protocol", ["itself", "interface"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_A14_aligned_to_the_item_only(cp, exchange, dtype, protocol):
+    base = cp.arange(1025, dtype=cp.float32).astype(dtype)
+    source = base[1:]
+    given = source if protocol == "itself" else Only(source, "__cuda_array_interface__")
+    array = exchange(given)
+    assert array.unsafe_buffer_pointer() % 16 == 0
+    np.testing.assert_array_equal(jax.jit(lambda v: v + v)(array), (source + source).get())
+    with pytest.raises(BufferError, match="no multiple of 16"):
+        exchange(given, copy=False)
+    v = jaxbridge.buffer(source.data.ptr, source.shape, dtype, "cuda", owner=source)
+    assert v.__cuda_array_interface__["data"][0] == source.data.ptr
+
+
+def test_A16_pinned_memory(cp, torch, gpu, exchange):
+    source = torch.zeros(32).pin_memory()
+    source += 3
+    if not jaxbridge._compat.imports_pinned_memory:
+        with pytest.raises(BufferError, match="takes no pinned memory"):
+            exchange(source)
+        return
+    array = exchange(source, copy=False)
+    assert array.sharding.memory_kind == "pinned_host"
+    assert array.devices() == {gpu}
+    np.testing.assert_array_equal(np.asarray(array), np.full(32, 3, np.float32))
+    # CuPy's says that it is NumPy's.
+    plain = np.frombuffer(cp.cuda.alloc_pinned_memory(128), np.float32, 32)
+    assert exchange(plain).devices() == {jax.devices("cpu")[0]}
+
+
+def test_A17_a_tensor_of_the_cpu_stays_there(torch, gpu, exchange):
+    source = torch.arange(32, dtype=torch.float32)
+    array = exchange(source)
+    assert array.devices() == {jax.devices("cpu")[0]}
+    moved = exchange(source, device=gpu)
+    source += 1
+    assert moved.devices() == {gpu}
+    np.testing.assert_array_equal(moved, np.arange(32))
+
+
+def test_A18_one_warning(exchange, gpu, monkeypatch):
+    monkeypatch.setattr(_from_external, "_placement_is_known", False)
+    source = np.ones(3, np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        array = exchange(source)
+        exchange(source)
+        assert jax.jit(lambda v: v * 2)(array).devices() == {jax.devices("cpu")[0]}
+    assert len(caught) == 1 and "give device= to move it" in str(caught[0].message)
+    assert exchange(source, device=gpu).devices() == {gpu}
+
+
+def test_A20_a_copy_shares_nothing(cp, exchange):
+    for device in jax.devices("cuda"):
+        x = jax.device_put(jnp.ones(3), device)
+        for given in (x, jaxbridge.view(x), jaxbridge.to_external(x, "cupy")):
+            array = exchange(given, copy=True)
+            assert array.devices() == {device}
+            assert not jaxbridge.shares_memory(array, x)
+            np.testing.assert_array_equal(array, np.ones(3))
+
+
+def test_A21_a_copy_of_a_producer_that_cannot_copy(cp, exchange):
+    source = cp.ones(3, cp.float32)
+    array = exchange(Only(source, "__dlpack__", "__dlpack_device__"), copy=True)
+    assert not jaxbridge.shares_memory(array, source)
+    np.testing.assert_array_equal(array, np.ones(3))
+
+
+def test_B02_bfloat16_of_cupy(cp, exchange):
+    bits = cp.asarray(np.array([0x3F80, 0x7FC1, 0xFF80, 0x0001], np.uint16))
+    from jaxbridge._adapters import cupy as adapter
+
+    if not adapter._has_bfloat16:
+        pytest.skip("this CuPy has no bfloat16")
+    source = cp.ndarray(4, jnp.dtype("bfloat16"), bits.data)
+    array = exchange(source, copy=False)
+    assert array.dtype == jnp.bfloat16
+    assert array.unsafe_buffer_pointer() == bits.data.ptr
+    assert np.asarray(array).view(np.uint16).tolist() == bits.get().tolist()
+
+
+def test_B03_bool(cp, exchange):
+    source = cp.asarray([True, False, True])
+    ways = (
+        source,
+        Only(source, "__cuda_array_interface__"),
+        Only(source, "__dlpack__", "__dlpack_device__"),
+    )
+    for given in ways:
+        array = exchange(given)
+        assert array.dtype == bool
+        assert array.tolist() == [True, False, True]
+    out = jaxbridge.to_external(array, "cupy")
+    assert out.dtype == bool and out.get().tolist() == [True, False, True]
+
+
+def test_B05_bool_of_warp(needs, exchange):
+    needs("warp")
+    import warp as wp
+
+    source = wp.array([True, False, True], dtype=wp.bool, device="cuda:0")
+    array = exchange(source)
+    assert array.dtype == bool and array.tolist() == [True, False, True]
+    assert jaxbridge.to_external(array, "warp").dtype is wp.bool
+
+
+def test_B06_torch_to_cupy_through_jax(torch, exchange):
+    flags = torch.tensor([[True, False]] * 4, device="cuda")
+    out = jaxbridge.to_external(exchange(flags), "cupy")
+    assert out.dtype == bool and out.shape == (4, 2)
+    with pytest.raises(BufferError, match=r"requires grad.*detach"):
+        exchange(torch.ones(8, device="cuda", requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype, text", [("complex64", "<c8"), ("complex128", "<c16")])
+def test_B07_complex(cp, torch, gpu, exchange, dtype, text):
+    with wide():
+        x = jax.device_put(np.zeros(10, dtype) + 2j, gpu)
+        v = jaxbridge.view(x)
+        assert v.__cuda_array_interface__["typestr"] == text
+        for out in (cp.asarray(v), cp.from_dlpack(v), jaxbridge.to_external(x, "cupy")):
+            assert out.dtype == dtype and (out.get() == 2j).all()
+        lazy = torch.ones(8, dtype=getattr(torch, dtype), device="cuda").conj()
+        with pytest.raises(BufferError, match="resolve_conj"):
+            exchange(lazy)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8_OF_TORCH)
+def test_B08_float8_of_torch(torch, gpu, exchange, dtype):
+    bits = torch.arange(64, dtype=torch.uint8, device="cuda")
+    array = exchange(bits.view(getattr(torch, dtype)), copy=False)
+    assert array.dtype == dtype_of(dtype)
+    assert array.unsafe_buffer_pointer() == bits.data_ptr()
+    assert same_bits(np.asarray(array), np.arange(64, dtype=np.uint8).view(dtype_of(dtype)))
+    back = jaxbridge.to_external(array, "torch")
+    assert back.dtype is getattr(torch, dtype) and back.data_ptr() == bits.data_ptr()
+
+
+def test_C03_an_empty_array_with_an_address(cp, exchange):
+    source = cp.arange(3, dtype=cp.float32)[0:1:-1]
+    for given in (source, Only(source, "__cuda_array_interface__")):
+        array = exchange(given)
+        assert array.shape == (0,)
+    v = jaxbridge.view(jnp.zeros(0, device=jax.devices("cuda")[0]))
+    assert v.__cuda_array_interface__["data"][0] == 0
+
+
+def test_C07_a_view_as_the_input_of_a_kernel(needs, gpu, exchange):
+    needs("numba_cuda")
+    from numba import cuda
+
+    @cuda.jit
+    def add_up(x, sums):
+        i = cuda.grid(1)
+        if i < x.size:
+            cuda.atomic.add(sums, i % 2, x[i])
+
+    x = jax.device_put(jnp.arange(10_000, dtype=jnp.float32), gpu)
+
+    def launch(v, out):
+        cuda.to_device(np.zeros(2, np.float32), to=out)
+        add_up[(v.size + 255) // 256, 256](v, out)
+
+    sums = jaxbridge.call(
+        launch, jax.ShapeDtypeStruct((2,), jnp.float32), framework="numba", out="out"
+    )
+    want = [float(np.arange(0, 10_000, 2).sum()), float(np.arange(1, 10_000, 2).sum())]
+    np.testing.assert_allclose(sums(x), want)
+    # The view itself, outside of a call: its stream is waited for by Numba.
+    total = cuda.to_device(np.zeros(2, np.float32))
+    add_up[40, 256](cuda.as_cuda_array(jaxbridge.view(x)), total)
+    np.testing.assert_allclose(total.copy_to_host(), want)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_C08_interfaces_of_both_versions(cp, exchange, version):
+    source = cp.arange(6, dtype=cp.float32).reshape(2, 3)
+    stream = cp.cuda.Stream(non_blocking=True)
+    fields = dict(source.__cuda_array_interface__, version=version)
+    fields.pop("stream", None)
+    if version == 3:
+        fields["stream"] = stream.ptr
+
+    class Source:
+        __cuda_array_interface__ = fields
+        kept = source
+
+    with stream:
+        spin()
+        source += 1
+    if version == 2:
+        stream.synchronize()
+    np.testing.assert_array_equal(exchange(Source(), copy=False), np.arange(6).reshape(2, 3) + 1)
+    for change, text in [({"mask": object()}, "mask"), ({"stream": 0}, "stream 0 is not allowed")]:
+        Source.__cuda_array_interface__ = fields | change
+        with pytest.raises((BufferError, ValueError), match=text):
+            exchange(Source())
+
+
+def test_C09_attributes(gpu):
+    on_gpu = jaxbridge.view(jnp.ones(3, device=gpu))
+    on_cpu = jaxbridge.view(jnp.ones(3, device=jax.devices("cpu")[0]))
+    assert hasattr(on_gpu, "__cuda_array_interface__")
+    assert not hasattr(on_cpu, "__cuda_array_interface__")
+    assert not hasattr(on_gpu, "__array_interface__")
+    with pytest.raises(TypeError, match="on CUDA"):
+        np.asarray(on_gpu)
+    assert on_gpu.__dlpack_device__() == (2, 0) and on_cpu.__dlpack_device__() == (1, 0)
+
+
+def test_C10_what_a_strict_consumer_asks(cp, gpu, exchange):
+    x = jax.device_put(jnp.eye(2), gpu)
+    own = cp.cuda.Stream(non_blocking=True)
+    for stream in (None, -1, 1, 2, own.ptr):
+        for max_version in (None, (1, 0)):
+            v = jaxbridge.view(x)
+            capsule = v.__dlpack__(
+                stream=stream, max_version=max_version, dl_device=(2, 0), copy=False
+            )
+            versioned = max_version is not None
+            assert ("versioned" in repr(capsule)) == versioned
+            again = _core.view_of_capsule(capsule, None, None, None)
+            assert (again.pointer, again.readonly) == (x.unsafe_buffer_pointer(), versioned)
+    with pytest.raises(ValueError, match="stream 0 is not allowed"):
+        jaxbridge.view(x).__dlpack__(stream=0)
+    copied = cp.from_dlpack(Only(jaxbridge.view(x), "__dlpack__", "__dlpack_device__"))
+    assert (copied.get() == np.eye(2)).all()
+    capsule = jaxbridge.view(x).__dlpack__(copy=True, max_version=(1, 0))
+    again = _core.view_of_capsule(capsule, None, None, None)
+    assert again.pointer != x.unsafe_buffer_pointer() and not again.readonly
+
+
+def test_C11_no_strides_are_compact(cp, exchange):
+    source = cp.random.rand(10_000)
+    fields = source.__cuda_array_interface__
+    assert fields.get("strides") is None
+    with wide():
+        array = exchange(Only(source, "__cuda_array_interface__"), copy=False)
+        np.testing.assert_array_equal(array, source.get())
+        assert jaxbridge.view(array).__cuda_array_interface__["strides"] is None
+
+
+def test_C12_mapped_and_managed_memory(needs, cp, gpu, exchange):
+    needs("numba_cuda")
+    from numba import cuda
+
+    mapped = cuda.mapped_array(2**18, dtype=np.float32)
+    mapped[:] = 3
+    fields = dict(mapped.__cuda_array_interface__)
+    fields.pop("stream", None)
+
+    class Source:
+        __cuda_array_interface__ = fields
+        kept = mapped
+
+    array = exchange(Source(), copy=False)
+    assert array.devices() == {gpu}
+    assert float(jax.jit(jnp.sum)(array)) == 3 * 2**18
+    managed = cp.cuda.malloc_managed(4096)
+    block = cp.ndarray(1024, cp.float32, managed)
+    block.fill(2)
+    for given in (block, Only(block, "__cuda_array_interface__")):
+        array = exchange(given, copy=False)
+        assert array.unsafe_buffer_pointer() == block.data.ptr
+        assert float(jax.jit(jnp.sum)(array)) == 2048
+
+
+@pytest.mark.parametrize("framework", ["cupy", "torch", "numba", "warp"])
+def test_C13_rank_0(needs, gpu, exchange, framework):
+    needs({"numba": "numba_cuda"}.get(framework, framework))
+    x = jax.device_put(jnp.float32(3), gpu)
+    out = jaxbridge.to_external(x, framework)
+    assert tuple(out.shape) == ((1,) if framework == "warp" else ())
+    back = exchange(out, copy=False)
+    assert back.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    assert float(back.reshape(())) == 3
+
+
+def test_C14_C15_the_driver_says_the_device(cp, exchange):
+    device = second_gpu()
+    with cp.cuda.Device(1):
+        source = cp.arange(6, dtype=cp.float32)
+        source += 1
+    ways = (
+        source,
+        Only(source, "__cuda_array_interface__"),
+        Only(source, "__dlpack__", "__dlpack_device__"),
+    )
+    for given in ways:
+        array = exchange(given, copy=False)
+        assert array.devices() == {device}
+        np.testing.assert_array_equal(array, np.arange(6) + 1)
+    v = jaxbridge.view(array)
+    assert v.__dlpack_device__() == (2, 1)
+    out = jaxbridge.to_external(array, "cupy")
+    assert out.device.id == 1
+    assert int(out.sum()) == 21
+    strided = exchange(Only(source[::2], "__cuda_array_interface__"))
+    assert strided.devices() == {device}
+    np.testing.assert_array_equal(strided, [1, 3, 5])
+    with pytest.raises(ValueError, match="is on CUDA device 1, not on device 0"):
+        jaxbridge.buffer(source.data.ptr, (6,), "f4", "cuda:0")
+
+
+@pytest.mark.parametrize("size", [2**31 + 17, 2**32 + 17])
+def test_C16_more_than_2_and_4_gibibytes(cp, exchange, size):
+    source = cp.zeros(size, cp.uint8)
+    source[-1] = 7
+    array = exchange(source, copy=False)
+    assert array.unsafe_buffer_pointer() == source.data.ptr
+    assert array.shape == (size,) and array.nbytes == size
+    tail = jaxbridge.to_external(array, "cupy")[-1:]
+    assert tail.get().tolist() == [7]
+    assert int(jax.jit(lambda v: jax.lax.slice(v, (size - 1,), (size,))[0])(array)) == 7
+
+
+def test_C17_dlpack_or_the_device_is_named(torch, cp, exchange):
+    for device in jax.devices("cuda"):
+        x = jax.device_put(jnp.ones(5), device)
+        tensor = jaxbridge.to_external(x, "torch")
+        assert tensor.device == torch.device("cuda", device.local_hardware_id)
+        assert torch.from_dlpack(jaxbridge.view(x)).device == tensor.device
+
+
+def test_D04_memory_with_a_wrong_label():
+    host = np.ones(4, np.float32)
+    with pytest.raises(ValueError, match="the driver knows no such memory"):
+        jaxbridge.buffer(host.ctypes.data, (4,), "f4", "cuda")
+
+    class Source:
+        @property
+        def __cuda_array_interface__(self):
+            return dict(host.__array_interface__, version=3)
+
+    with pytest.raises(ValueError, match="the driver knows no such memory"):
+        jaxbridge.from_external(Source())
+
+
+@pytest.mark.parametrize("library", ["cupy", "cupy by DLPack", "cupy by interface", "torch"])
+def test_E02_a_slow_kernel_before_the_import(cp, needs, exchange, library):
+    if library == "torch":
+        needs("torch")
+        import torch
+    stream = cp.cuda.Stream(non_blocking=True)
+    for i in range(20):
+        with stream:
+            source = cp.zeros(1 << 18, cp.float32)
+            spin()
+            source.fill(i)
+            if library == "torch":
+                with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                    array = exchange(torch.from_dlpack(source), copy=False)
+            elif library == "cupy":
+                array = exchange(source, copy=False)
+            elif library == "cupy by DLPack":
+                array = exchange(Only(source, "__dlpack__", "__dlpack_device__"), copy=False)
+            else:
+                array = exchange(Only(source, "__cuda_array_interface__"), copy=False)
+        assert (np.asarray(jax.jit(lambda v: v + 1)(array)) == i + 1).all()
+
+
+def test_E03_a_bare_capsule_and_back(cp, gpu, exchange):
+    stream = cp.cuda.Stream(non_blocking=True)
+    x = jnp.zeros(1 << 22, jnp.float32, device=gpu)
+    for _ in range(50):
+        capsule = jaxbridge.view(x).__dlpack__(stream=stream.ptr)
+        y = exchange(capsule, copy=False)
+        assert y.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+        x = jax.jit(lambda v: v + 1)(y)
+    assert (np.asarray(x) == 50).all()
+    with stream:
+        source = cp.zeros(1 << 20, cp.float32)
+        spin()
+        source.fill(5)
+        capsule = source.__dlpack__(stream=-1)
+    assert (np.asarray(exchange(capsule, copy=False)) == 5).all()
+
+
+def test_E04_streams_of_the_export(torch, gpu, exchange):
+    big = torch.empty(1 << 30, dtype=torch.float32, device="cuda")  # 4 GiB
+    big.fill_(3)
+    array = exchange(big, copy=False)
+    assert float(jax.jit(lambda v: v[-1] + v[0])(array)) == 6
+    del array, big
+    gc.collect()
+    x = jnp.full(1 << 20, 4, jnp.float32, device=gpu)
+    default = torch.from_dlpack(Only(jaxbridge.view(x), "__dlpack__", "__dlpack_device__"))
+    assert (default == 4).all()
+
+
+def test_E05_a_capture_survives(torch, gpu, exchange):
+    source = torch.ones(1 << 10, device="cuda")
+    x = jax.block_until_ready(jnp.ones(1 << 10, device=gpu))
+    target = torch.zeros(1 << 10, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    jaxbridge.to_external(x, "torch")
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        target.copy_(jaxbridge.to_external(x, "torch"))
+        with pytest.raises(BufferError, match="being captured"):
+            exchange(source)
+        target.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (target == 2).all()
+
+
+def test_E06_devices_and_streams_of_the_caller_stay(cp, exchange):
+    second_gpu()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with cp.cuda.Device(1):
+        other = cp.ones(16, cp.float32)
+    with stream:
+        for given in (other, other[::-1], Only(other, "__cuda_array_interface__")):
+            array = exchange(given)
+            jaxbridge.to_external(array, "cupy")
+            assert cp.cuda.runtime.getDevice() == 0
+            assert cp.cuda.get_current_stream() == stream
+        with pytest.raises(BufferError):
+            exchange(other[::-1], copy=False)
+        assert cp.cuda.runtime.getDevice() == 0
+
+
+def test_E07_the_import_owns_the_tensor(torch, cp, gpu, exchange):
+    """A long kernel of JAX's is queued, the tensor dropped, and memory of its size filled at once."""
+    slow = jaxbridge.call(lambda v, out: (spin(), cp.copyto(out, v)), lambda v: v, out="out")
+    program = jax.jit(lambda v: slow(v) + 0)
+    size = 1 << 22
+    jax.block_until_ready(program(jnp.zeros(size, jnp.float32, device=gpu)))
+    stream = torch.cuda.Stream()
+    for i in range(3):
+        with torch.cuda.stream(stream):
+            tensor = torch.full((size,), float(i + 1), device="cuda")
+            array = exchange(tensor, copy=False)
+            result = program(array)
+            del tensor, array
+            gc.collect()
+            for _ in range(3):
+                torch.empty(size, device="cuda").fill_(-1)
+        assert (np.asarray(result) == i + 1).all()
+
+
+@pytest.mark.parametrize("framework", ["cupy", "torch"])
+def test_E09_memory_stays_flat(cp, needs, gpu, exchange, framework):
+    needs(framework)
+    x = jnp.ones((1000, 1000), jnp.float32, device=gpu)
+    used = []
+    for i in range(2000):
+        out = jaxbridge.to_external(x, framework)
+        back = exchange(out, copy=True)
+        del out, back
+        if i in (200, 1999):
+            jax.block_until_ready(x)
+            cp.cuda.Device().synchronize()
+            _core.release_unused()
+            free, total = cp.cuda.runtime.memGetInfo()
+            used.append(total - free)
+    assert used[1] - used[0] < 200 << 20, "of 8 GB that went through"
+    assert _core.release_unused() == 0
+
+
+def test_E11_a_library_with_a_stream_of_its_own(cp, gpu, exchange):
+    """Complex transforms, planned on one stream and run on two others."""
+    from cupyx.scipy import fft
+
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(3)]
+    data = np.random.default_rng(0).standard_normal((64, 256)) + 0j
+    with streams[0]:
+        plan = fft.get_fft_plan(cp.asarray(data, cp.complex64), axes=(1,))
+    x = jax.device_put(data.astype(np.complex64), gpu)
+    want = np.fft.fft(data, axis=1)
+    for stream in streams[1:] * 5:
+        with stream:
+            transformed = fft.fft(jaxbridge.to_external(x, "cupy"), axis=1, plan=plan)
+            spin()
+            transformed *= 2
+            result = exchange(transformed, copy=False)
+        np.testing.assert_allclose(result, 2 * want, rtol=2e-3, atol=2e-3)
+
+
+def test_E12_a_loss_of_torch_in_a_loop(torch, gpu, exchange):
+    def distances(a, b):
+        return ((a[:, :, None, :] - b[:, None, :, :]) ** 2).sum(-1).amin(-1)
+
+    result = jax.ShapeDtypeStruct((1, 500), jnp.float32)
+    loss = jaxbridge.call(distances, result, framework="torch")
+    pure = lambda a, b: ((a[:, :, None, :] - b[:, None, :, :]) ** 2).sum(-1).min(-1)
+    rng = np.random.default_rng(0)
+    a, b = (jax.device_put(rng.random((1, 500, 3), np.float32), gpu) for _ in range(2))
+
+    @jax.jit
+    def step(v):
+        return v + 0.01 * loss(v, b)[..., None], loss(v, b) - pure(v, b)
+
+    for _ in range(200):
+        a, difference = step(a)
+        assert float(jnp.abs(difference).max()) < 1e-5

@@ -1,15 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public failures with dtypes of results: B10 to B12 of the acceptance cases."""
+"""Public failures with dtypes: letter B of the acceptance cases, on the CPU."""
 
 import re
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 import jaxbridge
+from interchange import FLOAT8, STANDARD, Only, dtype_of, memory, same_bits
 from jaxbridge import errors
+
+
+def test_B02_bfloat16_keeps_its_bits():
+    """CuPy's: tests/gpu/test_cases_gpu.py. Any exporter of raw 16 bits, with the type given anew."""
+    bits = memory(6, np.dtype("u2"))
+    bits[...] = [0x3F80, 0x7FC1, 0xFF80, 0x0001, 0x8000, 0x4049]
+    for source in (
+        bits.view(ml_dtypes.bfloat16),
+        jaxbridge.buffer(bits.ctypes.data, (6,), "bfloat16", "cpu", owner=bits),
+    ):
+        array = jaxbridge.from_external(source, copy=False)
+        assert array.dtype == jnp.bfloat16
+        assert array.unsafe_buffer_pointer() == bits.ctypes.data
+        assert np.asarray(array).view("u2").tolist() == bits.tolist()
+
+
+def test_B03_bool_both_ways():
+    source = memory(4, np.dtype(bool))
+    for given in (source, Only(source, "__dlpack__", "__dlpack_device__"), source.__dlpack__()):
+        array = jaxbridge.from_external(given, copy=False)
+        assert array.dtype == bool
+        assert array.unsafe_buffer_pointer() == source.ctypes.data
+    v = jaxbridge.view(jnp.array([True, False]))
+    assert np.from_dlpack(v).dtype == bool
+    assert v.__array_interface__["typestr"] == "|b1"
+    # Other bytes than 0 and 1 come in as they are; a comparison makes them true or false.
+    odd = memory(3, np.dtype("u1"))
+    odd[...] = [0, 1, 2]
+    array = jaxbridge.from_external(odd) != 0
+    np.testing.assert_array_equal(array, [False, True, True])
+
+
+def test_B05_bool_of_warp(needs):
+    needs("warp")
+    import warp as wp
+
+    source = wp.array([True, False, True], dtype=wp.bool, device="cpu")
+    array = jaxbridge.from_external(source)
+    assert array.dtype == bool
+    np.testing.assert_array_equal(array, [True, False, True])
+    back = jaxbridge.to_external(array, "warp")
+    assert back.dtype is wp.bool
+    assert back.numpy().tolist() == [True, False, True]
+    assert wp.from_dlpack(jaxbridge.view(array)).dtype is wp.bool
+    explicit = wp.from_dlpack(jaxbridge.view(array), dtype=wp.bool)
+    assert explicit.numpy().tolist() == [True, False, True]
+
+
+def test_B06_a_gradient_is_not_dropped_in_silence(needs):
+    needs("torch")
+    import torch
+
+    x = torch.from_numpy(memory(8, np.dtype("f4"))).requires_grad_()
+    with pytest.raises(BufferError, match=r"requires grad.*x\.detach\(\)"):
+        jaxbridge.from_external(x)
+    array = jaxbridge.from_external(x.detach(), copy=False)
+    assert array.unsafe_buffer_pointer() == x.data_ptr()
+    flags = torch.from_numpy(memory(8, np.dtype(bool)).reshape(4, 2))
+    np.testing.assert_array_equal(jaxbridge.from_external(flags, copy=False), flags.numpy())
+
+
+@pytest.mark.parametrize("dtype, text", [("complex64", "<c8"), ("complex128", "<c16")])
+def test_B07_complex_both_ways(dtype, text, x64, needs):
+    source = memory(10, np.dtype(dtype))
+    source[...] = np.arange(10) * (1 + 2j)
+    array = jaxbridge.from_external(source, copy=False)
+    v = jaxbridge.view(array)
+    assert v.__array_interface__["typestr"] == text
+    for out in (np.asarray(v), np.from_dlpack(v), jaxbridge.to_external(array, "numpy")):
+        assert out.dtype == dtype
+        np.testing.assert_array_equal(out, source)
+    needs("torch")
+    import torch
+
+    tensor = jaxbridge.to_external(array, "torch")
+    assert tensor.dtype is getattr(torch, dtype)
+    lazy = torch.from_numpy(source).conj()
+    with pytest.raises(BufferError, match="resolve_conj"):
+        jaxbridge.from_external(lazy)
+    resolved = jaxbridge.from_external(lazy.resolve_conj())
+    np.testing.assert_array_equal(resolved, source.conj())
+    with pytest.raises(BufferError, match="resolve_neg"):
+        jaxbridge.from_external(lazy.imag)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_B08_every_float8(dtype):
+    source = memory(8, np.dtype("u1"))
+    source[...] = np.arange(8) * 37
+    typed = source.view(dtype_of(dtype))
+    v = jaxbridge.buffer(source.ctypes.data, (8,), dtype, "cpu", owner=source)
+    for given in (typed, v, Only(v, "__dlpack__", "__dlpack_device__")):
+        array = jaxbridge.from_external(given, copy=False)
+        assert array.dtype == dtype_of(dtype)
+        assert array.unsafe_buffer_pointer() == source.ctypes.data
+    out = jaxbridge.to_external(array, "numpy")
+    assert same_bits(out, typed)
+    # As bytes for who has no such type.
+    assert np.asarray(out).view("u1").tolist() == source.tolist()
+    with pytest.raises(AttributeError, match="use DLPack"):
+        _ = jaxbridge.view(array).__array_interface__
+
+
+def test_B08_packed_types_are_refused():
+    for use in (jaxbridge.view, lambda a: jaxbridge.to_external(a, "numpy"), jaxbridge.pointer):
+        with pytest.raises(BufferError, match=r"int4 are packed.*astype"):
+            use(jnp.zeros(4, jnp.int4))
+    with pytest.raises(BufferError, match="smaller than a byte"):
+        jaxbridge.buffer(0, (4,), "int4", "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+@pytest.mark.parametrize("copy", [None, False, True])
+def test_B09_wide_arrays_with_x64_off(dtype, copy):
+    source = memory(5, np.dtype(dtype))
+    for given in (source, Only(source, "__dlpack__", "__dlpack_device__"), {"a": source}):
+        with pytest.raises(TypeError, match=rf"{dtype}\[5\].*jax_enable_x64"):
+            jaxbridge.from_external(given, copy=copy)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+def test_B09_wide_arrays_with_x64_on(dtype, x64):
+    source = memory(5, np.dtype(dtype))
+    array = jaxbridge.from_external(source, copy=False)
+    assert array.dtype == dtype
+    assert array.unsafe_buffer_pointer() == source.ctypes.data
+    assert array[0] == source[0]
+
+
+@pytest.mark.parametrize("dtype", [">f4", "M8[s]", "S3", "O", "f4,i4", "f16"])
+def test_what_jax_has_no_arrays_of(dtype):
+    source = np.zeros(4, dtype)
+    with pytest.raises(TypeError, match="JAX has no arrays of dtype"):
+        jaxbridge.from_external(source)
+
+
+def test_standard_dtypes_of_the_array_interface(x64):
+    for dtype in STANDARD:
+        source = memory(4, np.dtype(dtype))
+        assert (
+            jaxbridge.view(jaxbridge.from_external(source)).__array_interface__["typestr"]
+            == source.__array_interface__["typestr"]
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])

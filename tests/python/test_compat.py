@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 import weakref
 
 import jax
@@ -686,3 +687,50 @@ def test_keys_are_told_from_arrays():
     assert _compat.is_key_array(key)
     for other in (jax.random.key_data(key), np.zeros(2), np.zeros(1, "O"), "text", None, 1):
         assert not _compat.is_key_array(other)
+
+
+# ---- memory of others ----------------------------------------------------------------------------
+
+
+def test_import_dlpack_shares_memory_or_refuses():
+    source = jaxbridge.empty(16, np.float32)
+    source[...] = 3
+    device = jax.devices("cpu")[0]
+    array = _compat.import_dlpack(source.__dlpack__(), device, None, 1)
+    assert isinstance(array, jax.Array)
+    assert array.unsafe_buffer_pointer() == source.ctypes.data
+    assert array.sharding.device_set == {device}
+    np.testing.assert_array_equal(jax.jit(lambda v: v + 1)(array), np.full(16, 4))
+    # On every device of the CPU, and with the axes in any order.
+    second = jax.devices("cpu")[1]
+    turned = _compat.import_dlpack(source.reshape(2, 8).T.__dlpack__(), second, None, 1)
+    assert turned.unsafe_buffer_pointer() == source.ctypes.data
+    assert (turned.shape, turned.sharding.device_set) == ((8, 2), {second})
+
+
+def test_what_is_imported_is_not_written_on_the_cpu():
+    """Not by donation either, so that read-only memory may be shared."""
+    source = jaxbridge.empty(16, np.float32)
+    source[...] = 3
+    array = _compat.import_dlpack(source.__dlpack__(), jax.devices("cpu")[0], None, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = jax.jit(lambda v: v + 1, donate_argnums=0)(array)
+    np.testing.assert_array_equal(result, np.full(16, 4))
+    np.testing.assert_array_equal(source, np.full(16, 3))
+
+
+def test_export_dlpack_holds_the_memory():
+    x = jnp.arange(4.0)
+    capsule = _compat.export_dlpack(x, None)
+    address = x.unsafe_buffer_pointer()
+    x.delete()
+    v = _core.view_of_capsule(capsule, None, True, None, True)
+    assert v.pointer == address
+    np.testing.assert_array_equal(np.asarray(v), np.arange(4.0))
+
+
+def test_ref_array_is_what_the_ref_holds():
+    ref = jax.new_ref(jnp.arange(4.0))
+    ref[...] = ref[...] + 1
+    np.testing.assert_array_equal(_compat.ref_array(ref), np.arange(4.0) + 1)

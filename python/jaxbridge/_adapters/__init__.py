@@ -120,6 +120,31 @@ class Adapter(Protocol):
     def unchanged(self, view: Any, token: Any) -> bool:
         """Whether `view`, the very array that `snapshot` saw, has kept its content."""
 
+    # ---- outside of calls ----
+
+    def array_of(self, view: "_core.View") -> Any:
+        """The framework's array in the memory of a view, which it keeps: any dense layout.
+
+        On CUDA the framework's stream is in order with it already.
+        """
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        """The stream on which this thread's work on that device goes: its CUstream, and what keeps it."""
+
+
+class Source(Protocol):
+    """An adapter that describes its framework's arrays itself, faster or more fully than a protocol."""
+
+    def view_of(self, array: Any) -> "_core.View":
+        """A view of an array; on CUDA its stream is the one that is current.
+
+        Raises:
+            BufferError: the array is more than its memory, with the way out.
+        """
+
+    def copy_of(self, array: Any) -> Any:
+        """A dense row-major copy in new memory, on the same device and its current stream."""
+
 
 names: tuple[str, ...] = ("numpy", "cupy", "torch", "numba", "warp", "buffer")
 
@@ -159,6 +184,19 @@ def get(name: str) -> Adapter:
         raise _does_not_import(name, e) from e
     # Two threads at the first use get the same object: Python runs the module once.
     return _loaded.setdefault(name, cast(Adapter, module.adapter))
+
+
+# Packages whose arrays their adapters describe.
+_sources = frozenset({"cupy", "torch"})
+
+
+def of_array(x: Any) -> Source | None:
+    """The adapter of the framework that made an array, where it describes its arrays itself."""
+    package = type(x).__module__.partition(".")[0]
+    if package not in _sources:
+        return None
+    adapter: Any = get(package)
+    return cast(Source, adapter) if isinstance(x, adapter.array_type) else None
 
 
 def _does_not_import(name: str, error: Exception) -> ImportError:

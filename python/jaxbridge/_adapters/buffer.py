@@ -80,6 +80,13 @@ class BufferAdapter:
     def unchanged(self, view: Any, token: Any) -> bool:
         return token is None or self._bytes(view) == token
 
+    def array_of(self, view: "_core.View") -> Any:
+        return view
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        # Nobody's: the legacy default stream stands for what a user of pointers does by default.
+        return 0, None
+
     @staticmethod
     def _bytes(view: Any) -> bytes:
         return np.ndarray(view.nbytes, np.uint8, view).tobytes()

@@ -236,5 +236,35 @@ class CupyAdapter:
         now, then = (a.reshape(-1).view(np.uint8) for a in (view, token))
         return bool((now == then).all())
 
+    def array_of(self, view: "_core.View") -> Any:
+        memory = _UnownedMemory(view.pointer, view.nbytes, view, view.ordinal)
+        strides = None if view.layout == "compact" else view.strides
+        return _ndarray(view.shape, view.dtype, _MemoryPointer(memory, 0), strides)
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        stream = _current_stream(ordinal)
+        return stream.ptr, stream
+
+    array_type = _ndarray
+
+    def view_of(self, array: Any) -> "_core.View":
+        data = array.data
+        ordinal = data.device_id
+        return _core.view_of_memory(
+            data.ptr,
+            array.shape,
+            array.dtype,
+            "cuda",
+            ordinal,
+            array.strides,
+            _current_stream(ordinal).ptr,
+            False,
+            array,
+        )
+
+    def copy_of(self, array: Any) -> Any:
+        with array.device:
+            return array.copy(order="C")
+
 
 adapter = CupyAdapter()

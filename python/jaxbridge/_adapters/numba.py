@@ -235,5 +235,21 @@ class NumbaAdapter(NumpyAdapter):
             return super().unchanged(view, token)
         return bool(view.copy_to_host().tobytes() == token)
 
+    def array_of(self, view: "_core.View") -> Any:
+        if view.platform == "cpu":
+            return super().array_of(view)
+        cuda = _cuda()
+        pointer = view.pointer
+        memory = cuda.MemoryPointer(
+            cuda.gpus[view.ordinal].get_primary_context(),
+            ctypes.c_void_p(pointer) if pointer else 0,  # its .value is None for a null pointer
+            view.nbytes,
+            owner=view,
+        )
+        return cuda.Array(view.shape, view.strides, view.dtype, gpu_data=memory)
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        return _cuda().default_stream, None
+
 
 adapter = NumbaAdapter()

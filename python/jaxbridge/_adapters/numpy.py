@@ -71,5 +71,11 @@ class NumpyAdapter:
     def unchanged(self, view: Any, token: Any) -> bool:
         return bool(view.tobytes() == token)
 
+    def array_of(self, view: _core.View) -> Any:
+        return _core.view_as_array(view)
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        raise NotImplementedError(f"{self.name} has no work on CUDA")
+
 
 adapter = NumpyAdapter()

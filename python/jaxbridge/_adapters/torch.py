@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from . import Scope, Signature
 
 _Tensor = torch.Tensor
+# Subclasses may stand for something else than memory, and say so when they are exported.
+_plain_tensors = frozenset([torch.Tensor, torch.nn.Parameter])
 _from_dlpack = torch.utils.dlpack.from_dlpack
 
 
@@ -273,6 +275,70 @@ class TorchAdapter:
         # As bytes: a NaN is not equal to itself.
         now, then = (a.detach().reshape(-1).view(torch.uint8) for a in (view, content))
         return torch.equal(now, then)
+
+    def array_of(self, view: "_core.View") -> Any:
+        if view.dtype not in _float8_dtypes:
+            return _from_dlpack(view.__dlpack__(stream=-1))
+        # Its bytes as torch has them, and their type put back.
+        as_bytes = _core.view_of_memory(
+            view.pointer,
+            view.shape,
+            np.dtype(np.uint8),
+            view.platform,
+            view.ordinal,
+            view.strides,
+            None,
+            False,
+            view,
+        )
+        return _from_dlpack(as_bytes.__dlpack__(stream=-1)).view(_to_torch[view.dtype])
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        stream = torch.cuda.current_stream(ordinal)
+        return stream.cuda_stream, stream
+
+    array_type = _Tensor
+
+    def view_of(self, array: Any) -> "_core.View":
+        dtype = _to_numpy.get(array.dtype)
+        if dtype is None:
+            raise BufferError(
+                f"a tensor of {array.dtype}: NumPy and ml_dtypes have no such dtype; convert it, for "
+                f"example with x.to(torch.float32)"
+            )
+        if array.requires_grad:
+            raise BufferError(
+                "a tensor that requires grad: JAX does not see its graph; use x.detach()"
+            )
+        if array.layout is not torch.strided:
+            raise BufferError(f"a tensor of layout {array.layout}: make it dense with x.to_dense()")
+        if array.is_conj() or array.is_neg():
+            raise BufferError(
+                "a tensor that is conjugated or negated when it is read, and its memory is not; use "
+                "x.resolve_conj().resolve_neg()"
+            )
+        device = array.device
+        if device.type not in self.platforms or type(array) not in _plain_tensors:
+            return _core.view_of_capsule(array.__dlpack__(max_version=(1, 0)), None, None, array)
+        itemsize = dtype.itemsize
+        on_cuda = device.type == "cuda"
+        # To ask initialises CUDA, and before that nothing is pinned.
+        pinned = not on_cuda and torch.cuda.is_initialized() and array.is_pinned()
+        ordinal = device.index if on_cuda else 0
+        return _core.view_of_memory(
+            array.data_ptr(),
+            array.shape,
+            dtype,
+            "pinned" if pinned else device.type,
+            ordinal,
+            tuple(n * itemsize for n in array.stride()),
+            torch.cuda.current_stream(ordinal).cuda_stream if on_cuda else None,
+            False,
+            array,
+        )
+
+    def copy_of(self, array: Any) -> Any:
+        return array.clone(memory_format=torch.contiguous_format)
 
 
 def _fill(value: Any, out: Any) -> None:

@@ -373,6 +373,22 @@ class WarpAdapter:
     def unchanged(self, view: Any, token: Any) -> bool:
         return bool(view.numpy().tobytes() == token)
 
+    def array_of(self, view: "_core.View") -> Any:
+        array = _array(
+            ptr=view.pointer,
+            dtype=_to_warp[view.dtype],
+            shape=view.shape or self.scalar_shape,
+            strides=None if view.layout == "compact" else view.strides,
+            device=_device("cpu" if view.platform == "cpu" else f"cuda:{view.ordinal}"),
+            copy=False,
+        )
+        array._jaxbridge_buffer = view
+        return array
+
+    def current_stream(self, ordinal: int) -> tuple[int, Any]:
+        stream = _device(f"cuda:{ordinal}").stream
+        return stream.cuda_stream or 0, stream
+
 
 def _scalar_type(dtype: Any) -> tuple[Any, tuple[int, ...]]:
     """The type of the numbers in an array of vectors or matrices, and the shape of one of these."""

@@ -57,6 +57,10 @@ jaxbridge::status synchronize(stream_ref stream) {
   return check(driver::get().cuStreamSynchronize(handle(stream)), "cuStreamSynchronize");
 }
 
+jaxbridge::status synchronize_context() {
+  return check(driver::get().cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
 int device_count() noexcept {
   int count = 0;
   return driver::get().cuDeviceGetCount(&count) == CUDA_SUCCESS ? count : 0;

@@ -44,6 +44,10 @@ class [[nodiscard]] device_block {
 /// lock.
 [[nodiscard]] jaxbridge::status synchronize(stream_ref stream);
 
+/// The host waits for all that the current context was given: call it without the GIL and without a
+/// lock. An error, and the end of it, for a capture that is under way.
+[[nodiscard]] jaxbridge::status synchronize_context();
+
 /// How many devices the driver shows this process; 0 without a driver.
 [[nodiscard]] int device_count() noexcept;
 

@@ -53,12 +53,31 @@ status check(const dlpack_source& source) noexcept {
               "DLPack export: extent " + std::to_string(extent) + ", expected 0 or more"};
     }
   }
+  const auto bytes = static_cast<std::int64_t>(item_size(source.dtype));
+  for (const std::int64_t stride : source.strides) {
+    if (bytes == 0 || stride % bytes != 0) {
+      return {status_code::unimplemented,
+              "DLPack counts strides in elements, and a stride of " + std::to_string(stride) +
+                  " bytes is no whole number of " + std::string(name(source.dtype)) +
+                  "; make a dense copy first"};
+    }
+  }
   return {};
 }
 
-// Compact row-major strides of `shape`, true for every axis, also where it has length 1; an axis of
-// length 0 counts as 1. False where they do not fit.
-bool fill_strides(std::span<const std::int64_t> shape, std::int64_t* strides) noexcept {
+// The source's strides, in elements; else compact row-major ones of `shape`, true for every axis,
+// also where it has length 1; an axis of length 0 counts as 1. False where they do not fit.
+bool fill_strides(const dlpack_source& source, std::int64_t* strides) noexcept {
+  const std::span<const std::int64_t> shape = source.shape;
+  if (!source.strides.empty()) {
+    // check() has refused what has less than a byte.
+    const auto bytes =
+        std::max<std::int64_t>(static_cast<std::int64_t>(item_size(source.dtype)), 1);
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      strides[axis] = source.strides[axis] / bytes;
+    }
+    return true;
+  }
   std::int64_t stride = 1;
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     strides[axis] = stride;
@@ -82,7 +101,7 @@ result<Managed*> make(const dlpack_source& source) noexcept {
   std::int64_t* const shape = whole->extents();
   std::int64_t* const strides = shape + ndim;
   std::copy(source.shape.begin(), source.shape.end(), shape);
-  if (!fill_strides(source.shape, strides)) {
+  if (!fill_strides(source, strides)) {
     ::operator delete(raw);
     return status(status_code::invalid_argument,
                   "DLPack export: the shape has more elements than an address can count");
@@ -93,7 +112,7 @@ result<Managed*> make(const dlpack_source& source) noexcept {
   whole->managed.deleter = &free_block<Managed>;
   dlpack::tensor& t = whole->managed.tensor;
   t.data = empty ? nullptr : source.data;
-  t.device = dlpack_device(source.device);
+  t.device = source.device;
   t.ndim = static_cast<std::int32_t>(ndim);
   t.dtype = {dlpack_code(source.dtype), static_cast<std::uint8_t>(bit_width(source.dtype)), 1};
   t.shape = ndim == 0 ? nullptr : shape;
@@ -108,7 +127,8 @@ result<dlpack::managed_tensor_versioned*> export_versioned(const dlpack_source& 
   result<dlpack::managed_tensor_versioned*> made = make<dlpack::managed_tensor_versioned>(source);
   if (!made.ok()) return made;
   made.value()->version = dlpack::produced_version;
-  made.value()->flags = source.readonly ? dlpack::flag_read_only : 0;
+  made.value()->flags = (source.readonly ? dlpack::flag_read_only : 0) |
+                        (source.is_copied ? dlpack::flag_is_copied : 0);
   return made;
 }
 

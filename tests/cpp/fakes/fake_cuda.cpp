@@ -1309,16 +1309,3 @@ FAKE_CUDA_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, 
 }
 
 FAKE_CUDA_EXPORT const fake_cuda::control* fake_cuda_control() { return &the_control; }
-
-// For tests in Python, by ctypes: the part of the control that they need.
-FAKE_CUDA_EXPORT void fake_cuda_reset(int devices) { the_control.reset(devices); }
-FAKE_CUDA_EXPORT void* fake_cuda_make_stream(int device) {
-  return the_control.make_stream(device, true);
-}
-FAKE_CUDA_EXPORT void fake_cuda_fail_next(const char* symbol) {
-  the_control.fail(symbol, 1, CUDA_ERROR_UNKNOWN, false);
-}
-FAKE_CUDA_EXPORT void fake_cuda_hold(void* stream, int how) {
-  the_control.hold_stream(static_cast<CUstream>(stream), static_cast<hold>(how));
-}
-FAKE_CUDA_EXPORT int fake_cuda_blocked_threads() { return the_control.blocked_threads(); }

@@ -12,6 +12,7 @@
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 #include "core/cuda/event.hpp"
+#include "core/cuda/export_stream.hpp"
 #include "core/cuda/graph.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/exit.hpp"
@@ -52,6 +53,7 @@ class cuda_test : public testing::Test {
     }
     jaxbridge::cuda::trim_events();
     jaxbridge::cuda::trim_capture_streams();
+    jaxbridge::cuda::release_export_streams_for_testing();
     jaxbridge::cuda::release_primary_contexts_for_testing();
   }
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of JAX for others, without a copy where there need be none: `to_external`, `view`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _adapters, _compat, _core, _views
+
+# (framework, dtype, platform) that an adapter has said yes to: to ask takes longer than all the rest.
+_known_dtypes: set[tuple[str, Any, str]] = set()
+
+
+def view(a: jax.Array) -> _core.View:
+    """An array of JAX as an object that any library takes, without a copy.
+
+    It has DLPack (all versions, streams and devices), the CUDA array interface of version 3 on CUDA, and
+    NumPy's interface and the buffer protocol on the CPU. It is read-only, where the protocol can say so,
+    and keeps the array's memory, also against donation. On CUDA its content is ready on `stream`, and
+    the host does not wait; on the CPU the array is waited for.
+
+    Raises:
+        TypeError: `a` is no array of JAX, or one that is being traced.
+        BufferError: the array lies on several devices, or is of a packed type.
+    """
+    _check(a, "view")
+    return _view(a, _platform_of(a), None)
+
+
+def _check(a: Any, what: str) -> None:
+    if not isinstance(a, jax.Array):
+        hint = "; take its value, ref[...]" if _compat.is_ref(a) else ""
+        raise TypeError(f"{what}: expected a jax.Array, got {_views.type_name(a)}{hint}")
+    _views.check_one_device(a, what)
+
+
+def _view(a: Any, platform: str, consumer: int | None, *, is_copy: bool = False) -> _core.View:
+    """`consumer`: the stream to make ready; None: one of ours."""
+    stream: int | None = None
+    if platform == "cuda":
+        ordinal = _ordinal_of(a)
+        stream = _core.export_stream(ordinal) if consumer is None else consumer
+        if _core.is_capturing(stream, ordinal):
+            # A captured stream cannot wait for what is outside of its graph; the host can.
+            stream = None
+    capsule = _compat.export_dlpack(a, 1 if stream == 0 else stream)
+    return _core.view_of_capsule(capsule, stream, not is_copy, a, True)
+
+
+def _platform_of(a: jax.Array) -> str:
+    """Who reaches the memory of an array on one device."""
+    device: Any
+    (device,) = a.sharding.device_set
+    is_host = device.platform == "cpu" or a.sharding.memory_kind in ("pinned_host", "unpinned_host")
+    return "cpu" if is_host else "cuda"
+
+
+def _ordinal_of(a: jax.Array) -> int:
+    device: Any
+    (device,) = a.sharding.device_set
+    return int(device.local_hardware_id or 0)
+
+
+def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any = None) -> Any:
+    """Arrays of JAX as arrays of another library.
+
+    Args:
+        a: a pytree of `jax.Array`, each on one device.
+        framework: "numpy", "cupy", "torch", "numba", "warp", or "view" for what `view` makes.
+        copy: None copies only from CUDA to "numpy", False is then an error, True copies always; the
+            copy may be written to.
+        stream: on CUDA, the consumer's stream: a handle, or a stream object of any library. None: the
+            framework's current one.
+
+    Returns:
+        The same tree of arrays of that framework. What is not a copy must not be written to; NumPy and
+        "view" say so, the others have no read-only arrays. On CUDA the stream waits for the arrays, and
+        the host does not; their memory is JAX's again when that stream is past what it has when the last
+        of the framework's arrays goes.
+
+    Raises:
+        ValueError: no framework of that name.
+        ImportError: it is not installed.
+        TypeError: it has no arrays of that dtype, rank or platform; no array of JAX.
+        BufferError: an array lies on several devices, or `copy=False` cannot be.
+    """
+    if isinstance(a, jax.Array):
+        return _to_external(a, framework, copy, stream)
+    return jax.tree.map(lambda leaf: _to_external(leaf, framework, copy, stream), a)
+
+
+def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
+    adapter = None if framework == "view" else _adapters.get(framework)
+    _check(a, "to_external")
+    platform = _platform_of(a)
+    if adapter is not None and platform not in adapter.platforms:
+        return _elsewhere(a, framework, platform, copy)
+    if copy:
+        a = jnp.array(a, copy=True)
+    if adapter is None:
+        consumer = None if stream is None else _views.stream_handle(stream)
+        v = _view(a, platform, consumer, is_copy=bool(copy))
+        if consumer is not None and platform == "cuda":
+            v.use_on(consumer, stream)
+        return v
+    if a.ndim > adapter.max_ndim:
+        raise TypeError(
+            f'to_external: "{framework}" has arrays of at most {adapter.max_ndim} axes, not {a.ndim}; '
+            f"reshape it first"
+        )
+    if (key := (framework, a.dtype, platform)) not in _known_dtypes:
+        adapter.check_dtype(a.dtype, platform)
+        _known_dtypes.add(key)
+    if platform == "cpu":
+        return adapter.array_of(_view(a, platform, None, is_copy=bool(copy)))
+    if stream is None:
+        handle, keep = adapter.current_stream(_ordinal_of(a))
+    else:
+        handle, keep = _views.stream_handle(stream), stream
+    v = _view(a, platform, handle, is_copy=bool(copy))
+    v.use_on(handle, keep)
+    return adapter.array_of(v)
+
+
+def _elsewhere(a: jax.Array, framework: str, platform: str, copy: bool | None) -> Any:
+    """Of an array on a platform where the framework has none."""
+    if framework != "numpy":
+        raise TypeError(
+            f'to_external: "{framework}" has no arrays on {platform}, where this one is; move it first '
+            f"with jax.device_put, or take another framework"
+        )
+    if copy is False:
+        raise BufferError(
+            f"to_external: the array is on {a.devices()}, and NumPy's are on the host; allow a copy with "
+            f"copy=None"
+        )
+    return np.array(a) if copy else np.asarray(a)
+
+
+def _copied_view(
+    v: _core.View, stream: int | None, dl_device: tuple[int, int] | None
+) -> _core.View:
+    """A view of a copy, for a consumer of DLPack that asks for one."""
+    owner = v.owner
+    if isinstance(owner, jax.Array):
+        options: dict[str, Any] = {"copy": True}
+        if dl_device is not None:
+            array: Any = owner
+            kind = type(array.__dlpack_device__()[0])
+            options["dl_device"] = (kind(dl_device[0]), dl_device[1])
+        if v.platform == "cuda":
+            options["stream"] = 1 if stream is None else stream
+        capsule = owner.__dlpack__(**options)
+        return _core.view_of_capsule(capsule, None, False, None, True)
+    if v.platform == "cpu" and dl_device in (None, v.__dlpack_device__()):
+        return _views.host_copy(v)
+    raise BufferError("this view cannot copy its memory, or move it to another device")
+
+
+_core.set_view_copier(_copied_view)

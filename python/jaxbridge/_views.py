@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of memory that others own: `buffer`, `empty`, `pointer`, `shares_memory`, and of any array."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _adapters, _compat, _core
+
+# XLA wants the address of an array on the CPU to be a multiple of this.
+cpu_alignment = 64
+
+# types.CapsuleType came with Python 3.13.
+capsule_type: type = type(_core.handlers()[0][2])
+
+# Elements smaller than a byte.
+_packed = frozenset(
+    _compat.dtype_table(
+        ["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+    ).values()
+)
+
+_dlpack_version = (1, 2)
+_no_order = -1
+_cuda_kinds = (2, 13)  # DLPack's device codes: CUDA, and managed memory
+_pinned_kind = 3
+
+
+def buffer(
+    pointer: int,
+    shape: Sequence[int],
+    dtype: Any,
+    device: Any,
+    *,
+    strides: Sequence[int] | None = None,
+    stream: Any = None,
+    readonly: bool = False,
+    owner: object = None,
+) -> _core.View:
+    """Memory at an address, as an array that `from_external` and every other library take.
+
+    Args:
+        pointer: address of the first element.
+        shape: extents.
+        dtype: anything that NumPy or ml_dtypes has a dtype for, of whole bytes.
+        device: "cpu", "cuda", "cuda:1", or a `jax.Device`.
+        strides: in bytes, one for each extent; None: dense and row-major.
+        stream: on CUDA the stream on which the content is written: a handle (0 and 1: the legacy
+            default stream, 2: that of the thread), or a stream object of CuPy, torch, Numba, Warp or
+            cuda.core. None: the content is there.
+        readonly: whether nobody may write to it.
+        owner: kept alive as long as anybody uses the memory.
+
+    Returns:
+        A view, with DLPack, the array interfaces and the buffer protocol.
+
+    Raises:
+        TypeError: JAX has no arrays of that dtype.
+        ValueError: the shape, the strides or the address are impossible, or the driver says that the
+            address is not on that device.
+    """
+    platform, ordinal = _platform_and_ordinal(device)
+    return _core.view_of_memory(
+        pointer,
+        tuple(shape),
+        np.dtype(dtype),
+        platform,
+        ordinal,
+        None if strides is None else tuple(strides),
+        None if stream is None else stream_handle(stream),
+        readonly,
+        owner,
+    )
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+    """A NumPy array of host memory that JAX takes over without a copy: aligned to 64 bytes.
+
+    Its content is not set. About three quarters of the arrays that NumPy makes are not aligned so.
+    """
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(extents) * dtype.itemsize
+    memory = np.empty(nbytes + cpu_alignment, np.uint8)
+    start = -memory.ctypes.data % cpu_alignment
+    return memory[start : start + nbytes].view(dtype).reshape(extents)
+
+
+def pointer(a: Any) -> int:
+    """The address of the first element of an array, of JAX or of anybody else.
+
+    Of an array that XLA still computes, too: nothing is waited for. It holds as long as the array.
+
+    Raises:
+        ValueError: the array lies on several devices; ask for that of `a.addressable_shards[i].data`.
+        TypeError: `a` is no array, or one that is being traced.
+    """
+    return _address(a, "pointer")
+
+
+def shares_memory(a: Any, b: Any) -> bool:
+    """Whether two arrays, of JAX or of anybody else, have an element in common.
+
+    Raises:
+        TypeError, ValueError: as `pointer`.
+    """
+    return bool(np.shares_memory(_shadow(a), _shadow(b)))
+
+
+# ---- of any array --------------------------------------------------------------------------------
+
+
+def of(x: Any, stream_of: Callable[[int], int] | None = None) -> tuple[_core.View, int | None]:
+    """A view of an array of any library, and the stream of JAX's that was made to wait for it, if any.
+
+    Args:
+        x: what offers DLPack, an array interface or the buffer protocol; a capsule is consumed.
+        stream_of: from a CUDA ordinal to a stream of JAX's, for producers that put a stream in order
+            themselves. None: nothing is put in order, and only the address counts.
+
+    Raises:
+        TypeError: `x` is no array, or of a dtype that JAX does not have.
+        BufferError: what the array is made of cannot be taken over, with the reason.
+    """
+    kind = type(x)
+    if kind is _core.View:
+        return x, None
+    if kind is np.ndarray:
+        return _core.view_of_interface(x.__array_interface__, x, x.dtype, False), None
+    if (adapter := _adapters.of_array(x)) is not None:
+        return adapter.view_of(x), None
+    if kind is capsule_type:
+        return _of_capsule(x, None, stream_of is not None), None
+    if isinstance(x, np.ma.MaskedArray):
+        raise BufferError(
+            "a masked array: fill it in first, or pass x.data and x.mask as two arrays"
+        )
+    if isinstance(x, np.ndarray):
+        return _core.view_of_interface(x.__array_interface__, x, x.dtype, False), None
+    return _of_protocol(x, stream_of)
+
+
+def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.View, int | None]:
+    refused: Exception | None = None
+    if hasattr(x, "__dlpack__"):
+        try:
+            return _of_dlpack(x, stream_of)
+        except (BufferError, AttributeError) as error:
+            # Not all that has a DLPack method can do it for every array; another protocol may.
+            refused = error
+    # An attribute that raises anything else is the array's own matter.
+    if (fields := getattr(x, "__cuda_array_interface__", None)) is not None:
+        return _core.view_of_interface(fields, x, None, True), None
+    if hasattr(x, "__array_interface__") or hasattr(x, "__buffer__"):
+        array = np.asarray(x if hasattr(x, "__array_interface__") else memoryview(x))
+        return _core.view_of_interface(array.__array_interface__, array, array.dtype, False), None
+    if refused is not None:
+        raise refused
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{type_name(x)} has no memory: it is being traced; inside jit pass arrays to external "
+            f"functions with jaxbridge.call"
+        )
+    raise TypeError(
+        f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}"
+    )
+
+
+def _of_dlpack(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.View, int | None]:
+    if not hasattr(x, "__dlpack_device__"):
+        return _of_capsule(_capsule(x, None), x, stream_of is not None), None
+    code, ordinal = x.__dlpack_device__()
+    stream: int | None = None
+    if int(code) in _cuda_kinds:
+        stream = _no_order if stream_of is None else stream_of(int(ordinal))
+    capsule = _capsule(x, stream)
+    ready = None if stream == _no_order else stream
+    v = _core.view_of_capsule(capsule, ready, None, None)
+    if int(code) == _pinned_kind and v.memory == "host":  # torch's capsule does not say it
+        v = _core.view_of_memory(
+            v.pointer, v.shape, v.dtype, "pinned", 0, v.strides, None, v.readonly, v
+        )
+    return v, ready
+
+
+def _capsule(x: Any, stream: int | None) -> Any:
+    order = {} if stream is None else {"stream": stream}
+    try:
+        return x.__dlpack__(**order, max_version=_dlpack_version)
+    except TypeError:  # from before DLPack 1.0
+        return x.__dlpack__(**order)
+
+
+def _of_capsule(capsule: Any, owner: object, put_in_order: bool) -> _core.View:
+    view = _core.view_of_capsule(capsule, None, None, owner)
+    if put_in_order and view.platform == "cuda":
+        # It does not say on which stream its content is written: all of them are waited for.
+        _core.synchronize_device(view.ordinal)
+    return view
+
+
+def stream_handle(stream: Any) -> int:
+    """The CUstream of a handle or of a stream object of any library.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(stream, int):
+        # 1 is the driver's other handle of the legacy default stream.
+        return 0 if stream == 1 else stream
+    if hasattr(stream, "__cuda_stream__"):
+        return stream_handle(int(stream.__cuda_stream__()[1]))
+    for name in ("cuda_stream", "ptr"):
+        if isinstance(handle := getattr(stream, name, None), int):
+            return stream_handle(handle)
+    if hasattr(stream, "handle"):  # Numba's: a ctypes pointer, or an integer
+        handle = stream.handle
+        return stream_handle(int(getattr(handle, "value", handle) or 0))
+    raise TypeError(f"stream: expected a handle or a stream object, got {type_name(stream)}")
+
+
+def host_copy(v: _core.View) -> _core.View:
+    """A dense copy of memory that the host reaches, in memory that JAX takes over as it is."""
+    dense = empty(v.shape, v.dtype)
+    np.copyto(dense, _core.view_as_array(v))
+    return of(dense)[0]
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+
+def _address(a: Any, what: str) -> int:
+    if isinstance(a := _array_of(a), jax.Array):
+        check_one_device(a, what)
+        return a.unsafe_buffer_pointer()
+    return of(a)[0].pointer
+
+
+def _array_of(a: Any) -> Any:
+    return _compat.ref_array(a) if _compat.is_concrete_ref(a) else a
+
+
+def check_one_device(a: jax.Array, what: str) -> None:
+    """Whether an array of JAX has one memory.
+
+    Raises:
+        TypeError: it is being traced, or of a type that has no plain memory.
+        BufferError: it lies on several devices, or its elements are packed.
+    """
+    if isinstance(a, jax.core.Tracer):
+        raise TypeError(
+            f"{what}: {type_name(a)} has no memory, since it is being traced; inside jit pass arrays to "
+            f"external functions with jaxbridge.call"
+        )
+    if not isinstance(a.dtype, np.dtype):
+        raise TypeError(
+            f"{what}: an array of keys has no plain memory; use jax.random.key_data(key)"
+        )
+    if a.dtype in _packed:
+        raise BufferError(
+            f"{what}: elements of type {a.dtype.name} are packed, and libraries do not agree on how; "
+            f'convert the array first, for example with a.astype("int8")'
+        )
+    if (count := len(a.sharding.device_set)) > 1:
+        one = "one replica" if a.is_fully_replicated else "one shard"
+        raise BufferError(
+            f"{what}: the array lies on {count} devices, and has no one address; take each part of it, "
+            f"[{what}(s.data) for s in a.addressable_shards], or {one}, a.addressable_shards[0].data"
+        )
+
+
+class _Shadow:
+    """An array interface over an address, for comparisons of addresses: nothing is read there."""
+
+    def __init__(self, address: int, shape: Any, strides: Any, itemsize: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "version": 3,
+        }
+
+
+def _shadow(a: Any) -> np.ndarray[Any, Any]:
+    if isinstance(a := _array_of(a), jax.Array):
+        check_one_device(a, "shares_memory")
+        # Whatever the order of its axes, it is dense.
+        shadow = _Shadow(a.unsafe_buffer_pointer(), (a.nbytes,), None, 1)
+    else:
+        v = of(a)[0]
+        shadow = _Shadow(v.pointer, v.shape, v.strides, v.dtype.itemsize)
+    return np.asarray(shadow)
+
+
+def _platform_and_ordinal(device: Any) -> tuple[str, int]:
+    if isinstance(device, jax.Device):
+        if device.platform == "cpu":
+            return "cpu", 0
+        return "cuda", int(device.local_hardware_id or 0)
+    platform, _, ordinal = str(device).partition(":")
+    if platform == "cpu" or (platform == "cuda" and (ordinal or "0").isdecimal()):
+        return platform, int(ordinal or 0)
+    raise ValueError(f'device={device!r}: expected "cpu", "cuda", "cuda:1" or a jax.Device')
+
+
+def type_name(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}"

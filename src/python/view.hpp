@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that somebody owns, as a Python object that every library understands.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/memory/array.hpp"
+#include "core/memory/dlpack_import.hpp"
+#include "jaxbridge/stream.hpp"
+#include "python/py.hpp"
+
+namespace jaxbridge::python {
+
+/// An array and what keeps it alive. Made and used with the GIL held; also destroyed with it: who
+/// holds one from elsewhere holds a reference to its Python object.
+struct view {
+  memory::array array;
+  /// The content is there once this stream is past what it has now. Nothing: nobody need wait.
+  std::optional<stream_ref> stream;
+  nb::object numpy_dtype;
+  nb::object shape;
+  /// What keeps the memory alive: a tensor, an object, both or nothing.
+  memory::dlpack_tensor tensor;
+  nb::object owner;
+  /// Where a consumer works with the memory: the owners go when the device is past what this stream
+  /// has at the view's end, and `consumer`, which keeps the stream, with them.
+  std::optional<stream_ref> used_on;
+  nb::object consumer;
+  bool released = false;
+
+  view() = default;
+  view(view&&) = default;
+  view& operator=(view&&) = default;
+  view(const view&) = delete;
+  view& operator=(const view&) = delete;
+  ~view();
+
+  /// Lets the owners go, now or after the consumer's last use.
+  void let_go() noexcept;
+  /// The strides that consumers are shown: in bytes, true for every axis.
+  [[nodiscard]] std::vector<std::int64_t> shown_strides() const;
+};
+
+/// Fills in what Python is shown of `v.array`, and makes the object.
+[[nodiscard]] nb::object make_view(view v);
+
+/// The view itself, with an error where it was released.
+[[nodiscard]] const view& usable(const view& v);
+
+/// Later work on `to` waits for the content of `v`. The host does not.
+void order_after(const view& v, stream_ref to);
+
+/// A stream as DLPack and the array interface write it: 1 is the legacy default stream. Throws
+/// where it is 0, which they forbid.
+[[nodiscard]] stream_ref stream_from(long long handle, const char* where);
+[[nodiscard]] std::uintptr_t stream_to(stream_ref stream);
+
+void bind_view(nb::module_& m);
+void bind_view_sources(nb::module_& m);
+
+}  // namespace jaxbridge::python

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owners that a device may still be using, against the fake driver.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <string>
+#include <thread>
+
+#include "core/cuda/context.hpp"
+#include "core/cuda/device_memory.hpp"
+#include "core/cuda/export_stream.hpp"
+#include "core/cuda/pointer.hpp"
+#include "core/memory/last_use.hpp"
+#include "core/memory/live_imports.hpp"
+#include "fakes/fake_cuda_fixture.hpp"
+
+namespace {
+
+using namespace jaxbridge::cuda;  // NOLINT: the names of cuda.h
+using fake_cuda::api;
+using fake_cuda::hold;
+using jaxbridge::stream_ref;
+using jaxbridge::memory::release_after_last_use;
+using jaxbridge::memory::release_unused;
+
+class last_use : public fake_cuda::cuda_test {
+ protected:
+  void SetUp() override {
+    cuda_test::SetUp();
+    stream_ = api().make_stream(0, true);
+  }
+
+  void TearDown() override {
+    until_released(released_ + static_cast<int>(release_unused()));
+    cuda_test::TearDown();
+  }
+
+  static void count(void* to) noexcept { ++*static_cast<std::atomic<int>*>(to); }
+
+  void let_go() { release_after_last_use(stream_ref(stream_), 0, &released_, &count); }
+
+  // By this thread or by the one that watches.
+  void until_released(int expected) {
+    while (released_ < expected) {
+      release_unused();
+      std::this_thread::yield();
+    }
+  }
+
+  CUstream stream_ = nullptr;
+  std::atomic<int> released_{0};
+  char from_ = 1;
+  char to_ = 0;
+};
+
+TEST_F(last_use, an_idle_stream_releases_at_once) {
+  let_go();
+  EXPECT_EQ(released_, 1);
+  EXPECT_EQ(release_unused(), 0u);
+}
+
+TEST_F(last_use, pending_work_keeps_the_owner) {
+  api().hold_stream(stream_, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
+  let_go();
+  EXPECT_EQ(release_unused(), 1u);
+  EXPECT_EQ(released_, 0);
+  EXPECT_EQ(to_, 0);
+  // Later work on the stream is none of this owner's.
+  api().hold_stream(stream_, hold::none);
+  until_released(1);
+  EXPECT_EQ(to_, 1);
+  EXPECT_EQ(released_, 1);
+}
+
+TEST_F(last_use, the_thread_releases_without_another_call) {
+  api().hold_stream(stream_, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
+  let_go();
+  api().hold_stream(stream_, hold::none);
+  while (released_ == 0) std::this_thread::yield();
+  EXPECT_EQ(released_, 1);
+}
+
+TEST_F(last_use, a_capture_is_left_alone_and_waited_for) {
+  ASSERT_EQ(api().begin_capture(stream_, fake_cuda::capture_mode::relaxed), CUDA_SUCCESS);
+  let_go();
+  EXPECT_EQ(released_, 0);
+  EXPECT_EQ(fake_cuda::count("cuEventRecord"), 0u);
+  std::size_t work = 0;
+  EXPECT_EQ(api().end_capture(stream_, &work), CUDA_SUCCESS);
+  until_released(1);
+}
+
+TEST_F(last_use, an_answer_that_does_not_come_keeps_the_owner) {
+  api().fail("cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+  let_go();
+  api().fail(nullptr, 0, CUDA_SUCCESS, false);
+  EXPECT_EQ(release_unused(), 0u);
+  EXPECT_EQ(released_, 0) << "a leak is better";
+}
+
+TEST_F(last_use, a_process_that_ends_keeps_everything) {
+  static_cast<void>(jaxbridge::begin_exit());
+  const std::size_t calls = api().calls();
+  let_go();
+  EXPECT_EQ(released_, 0);
+  EXPECT_EQ(api().calls(), calls) << "and asks the driver nothing";
+  jaxbridge::cancel_exit_for_testing();
+}
+
+using pointer = fake_cuda::cuda_test;
+
+TEST_F(pointer, what_the_driver_says) {
+  char memory[4] = {};
+  using place = pointer_info::place;
+  EXPECT_EQ(inspect(memory).value().where, place::unknown);
+  EXPECT_EQ(inspect(memory).value().ordinal, 0);
+  api().declare_memory(&memory[1], 1, 1, false, false);
+  EXPECT_EQ(inspect(&memory[1]).value().where, place::device);
+  EXPECT_EQ(inspect(&memory[1]).value().ordinal, 1);
+  api().declare_memory(&memory[2], 1, 0, true, false);
+  EXPECT_EQ(inspect(&memory[2]).value().where, place::host);
+  api().declare_memory(&memory[3], 1, 1, false, true);
+  EXPECT_EQ(inspect(&memory[3]).value().where, place::managed);
+  api().fail("cuPointerGetAttributes", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+  EXPECT_FALSE(inspect(memory).ok());
+}
+
+using export_streams = fake_cuda::cuda_test;
+
+TEST_F(export_streams, one_for_each_device_that_waits_for_no_other) {
+  const auto first = export_stream(0);
+  ASSERT_TRUE(first.ok());
+  EXPECT_NE(first.value().handle(), nullptr);
+  EXPECT_EQ(export_stream(0).value(), first.value());
+  EXPECT_NE(export_stream(1).value(), first.value());
+  EXPECT_EQ(fake_cuda::count("cuStreamCreate"), 2u);
+  for (const fake_cuda::call& c : fake_cuda::calls()) {
+    if (std::string(c.name) != "cuStreamCreate") continue;
+    EXPECT_EQ(c.arguments[0], CU_STREAM_NON_BLOCKING);
+  }
+  EXPECT_FALSE(export_stream(-1).ok());
+  EXPECT_FALSE(export_stream(max_devices).ok());
+}
+
+TEST_F(export_streams, threads_at_the_first_call_get_the_same) {
+  api().gather("cuStreamCreate", 2);
+  std::array<stream_ref, 2> got;
+  std::array<std::thread, 2> threads;
+  for (std::size_t i = 0; i < 2; ++i) {
+    threads[i] = std::thread([&got, i] { got[i] = export_stream(0).value(); });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(got[0], got[1]);
+  EXPECT_EQ(fake_cuda::count("cuStreamDestroy"), 1u);
+}
+
+TEST_F(export_streams, an_error_is_reported_and_not_kept) {
+  api().fail("cuStreamCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+  EXPECT_FALSE(export_stream(0).ok());
+  EXPECT_TRUE(export_stream(0).ok());
+}
+
+TEST(live_imports, are_counted_by_address) {
+  using namespace jaxbridge::memory;  // NOLINT
+  EXPECT_EQ(live_imports(64), 0u);
+  add_import(64);
+  add_import(64);
+  add_import(128);
+  EXPECT_EQ(live_imports(64), 2u);
+  remove_import(64);
+  EXPECT_EQ(live_imports(64), 1u);
+  remove_import(64);
+  remove_import(64);
+  EXPECT_EQ(live_imports(64), 0u);
+  remove_import(128);
+  EXPECT_EQ(live_imports(128), 0u);
+}
+
+}  // namespace

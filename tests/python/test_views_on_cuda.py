@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of memory on CUDA, against the fake driver: in processes of their own, since it is loaded once."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fake_cuda import library
+from processes import run
+
+pytestmark = pytest.mark.skipif(
+    library() is None, reason="needs the fake driver (make test builds it)"
+)
+
+START = """
+import gc, weakref
+import numpy as np
+from fake_cuda import FakeCuda
+import jaxbridge
+from jaxbridge import _core, _views
+
+fake = FakeCuda()
+fake.reset()
+block = np.arange(24, dtype=np.float32)
+fake.declare(block, 1)
+
+class Interface:
+    def __init__(self, **fields):
+        self.__cuda_array_interface__ = dict(block.__array_interface__, version=3) | fields
+        self.kept = block
+
+def raises(kind, text, use):
+    try:
+        use()
+    except kind as error:
+        assert text in str(error), error
+        return
+    raise AssertionError(f"no {kind}")
+
+def waits():
+    # (stream that waits, stream that it waits for): an event is used again and again.
+    recorded, out = {}, []
+    for name, arguments in fake.calls():
+        if name == "cuEventRecord":
+            recorded[arguments[0]] = arguments[1]
+        elif name == "cuStreamWaitEvent":
+            out.append((arguments[0], recorded[arguments[1]]))
+    return out
+
+def waited(to, source):
+    return (to, source) in waits()
+"""
+
+
+def run_with_fake(program: str, start: str = START) -> None:
+    done = run(
+        start + textwrap.dedent(program) + "\nprint('end')\n",
+        path=Path(__file__).parent,
+        env={"JAXBRIDGE_CUDA_DRIVER": str(library())},
+    )
+    assert done.stdout.splitlines()[-1] == "end", done.stderr
+
+
+def test_the_driver_says_where_memory_is():
+    """C15, D04, and mapped and managed memory of C12."""
+    run_with_fake("""
+    v = _views.of(Interface())[0]
+    assert (v.platform, v.memory, v.ordinal, v.__dlpack_device__()) == ("cuda", "device", 1, (2, 1))
+    host = np.ones(4, np.float32)
+    raises(ValueError, "the driver knows no such memory",
+           lambda: jaxbridge.buffer(host.ctypes.data, (4,), "f4", "cuda"))
+    raises(ValueError, "is on CUDA device 1, not on device 0",
+           lambda: jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda"))
+    assert jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1").ordinal == 1
+    mapped, managed = np.ones(4, np.float32), np.ones(4, np.float32)
+    fake.declare(mapped, 0, on_host=True)
+    fake.declare(managed, 1, managed=True)
+    v = jaxbridge.buffer(mapped.ctypes.data, (4,), "f4", "cuda")
+    assert (v.memory, v.platform) == ("device", "cuda")
+    v = jaxbridge.buffer(managed.ctypes.data, (4,), "f4", "cuda:1")
+    assert (v.memory, v.__dlpack_device__()) == ("managed", (13, 1))
+    np.testing.assert_array_equal(np.asarray(v), managed)
+    # Nothing is asked about an array without elements.
+    fake.clear_calls()
+    jaxbridge.buffer(0, (0, 3), "f4", "cuda")
+    assert fake.calls() == []
+    """)
+
+
+def test_streams_of_the_interface():
+    run_with_fake("""
+    own = fake.stream(1)
+    for stream, want in [(None, 0), (1, 0), (2, 2), (own, own)]:
+        assert _views.of(Interface(stream=stream))[0].stream == want
+    assert _views.of(Interface())[0].stream == 0
+    raises(ValueError, "stream 0 is not allowed", lambda: _views.of(Interface(stream=0)))
+    raises(ValueError, "got -3", lambda: _views.of(Interface(stream=-3)))
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=own)
+    assert v.__cuda_array_interface__["stream"] == own
+    assert v.__cuda_array_interface__["data"] == (block.ctypes.data, False)
+    ready = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1")
+    assert ready.__cuda_array_interface__["stream"] is None
+    at_null = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=0)
+    assert at_null.__cuda_array_interface__["stream"] == 1
+    assert not hasattr(v, "__array_interface__")
+    raises(TypeError, "on CUDA", lambda: np.asarray(v))
+    raises(BufferError, "on CUDA", lambda: memoryview(v))
+    """)
+
+
+def test_the_consumer_waits_for_the_producer():
+    """E02, E04: which stream waits, for each stream that DLPack knows."""
+    run_with_fake("""
+    own, other = fake.stream(1), fake.stream(1)
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=own)
+    for asked, waiting in [(None, 0), (1, 0), (2, 2), (other, other)]:
+        fake.clear_calls()
+        v.__dlpack__(stream=asked)
+        assert waited(waiting, own), (asked, fake.calls())
+    for asked in (-1, own):
+        fake.clear_calls()
+        v.__dlpack__(stream=asked)
+        assert waits() == []
+    raises(ValueError, "stream 0 is not allowed", lambda: v.__dlpack__(stream=0))
+    # A device whose primary context was not current before, and is not after.
+    names = [n for n, _ in fake.calls()]
+    assert names.count("cuCtxPushCurrent") == names.count("cuCtxPopCurrent")
+    # What is ready already makes nobody wait.
+    fake.clear_calls()
+    jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1").__dlpack__(stream=other)
+    assert waits() == []
+    """)
+
+
+def test_a_consumer_that_is_captured():
+    """E05: the host waits instead, and the capture goes on."""
+    run_with_fake("""
+    import ctypes
+    own, captured = fake.stream(1), fake.stream(1)
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=own)
+    relaxed = ctypes.c_int(2)
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(captured), relaxed) == 0
+    assert _core.is_capturing(captured, 1) and not _core.is_capturing(own, 1)
+    fake.clear_calls()
+    v.__dlpack__(stream=captured)
+    names = [n for n, _ in fake.calls()]
+    assert "cuStreamSynchronize" in names and "cuStreamWaitEvent" not in names
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(captured), at) == 0
+    """)
+
+
+def test_an_owner_goes_after_the_last_use():
+    """E07: for what goes out, and for what comes in."""
+    run_with_fake("""
+    class Owner:
+        pass
+
+    def pending():
+        # Work that is not done as long as the stream is held.
+        stream = fake.stream(1)
+        blocker = fake.stream(1)
+        fake.hold(stream, 2)
+        _core.stream_order(blocker, stream, 1)
+        return stream
+
+    def is_dead(reference):
+        while reference() is not None:
+            _core.release_unused()
+        return True
+
+    # Out: the consumer's stream.
+    stream, owner = pending(), Owner()
+    dead = weakref.ref(owner)
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
+    v.use_on(stream, object())
+    del owner, v
+    assert dead() is not None and _core.release_unused() == 1
+    fake.hold(stream, 0)
+    assert is_dead(dead)
+
+    # In: XLA's, when JAX lets go of its capsule.
+    stream, owner = pending(), Owner()
+    dead = weakref.ref(owner)
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
+    capsule = _core.hand_over(v, stream)
+    assert _core.live_imports(block.ctypes.data) == 1
+    del owner, v, capsule
+    assert dead() is not None
+    assert _core.live_imports(block.ctypes.data) == 1
+    fake.hold(stream, 0)
+    assert is_dead(dead)
+    while _core.live_imports(block.ctypes.data):
+        pass
+
+    # An idle stream: at once.
+    owner = Owner()
+    dead = weakref.ref(owner)
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
+    del owner
+    capsule = _core.hand_over(v, fake.stream(1))
+    del v, capsule
+    assert dead() is None
+
+    # The stream of a thread is looked for on any thread: the legacy one stands for it.
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1")
+    v.use_on(2, None)
+    fake.clear_calls()
+    del v
+    assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [0]
+
+    # At the end of the process: left where it is.
+    stream, owner = pending(), Owner()
+    v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
+    v.use_on(stream, object())
+    """)
+
+
+def test_export_streams():
+    run_with_fake("""
+    first, second = _core.export_stream(0), _core.export_stream(1)
+    assert first and second and first != second
+    assert _core.export_stream(0) == first
+    """)
+
+
+# ---- the ways in and out, with JAX's own steps put aside -----------------------------------------
+
+WITH_STUBS = """
+import jax, jax.numpy as jnp
+from jaxbridge import _adapters, _compat, _from_external, _to_external
+
+class Device:
+    platform, local_hardware_id = "gpu", 1
+
+class Array:
+    # What JAX would make of a capsule, which it keeps.
+    def __init__(self, view):
+        self.view = view
+    def unsafe_buffer_pointer(self):
+        return self.view.pointer
+
+device, compute, jaxs = Device(), fake.stream(1), fake.stream(1)
+imports = []
+
+def import_dlpack(capsule, device, stream, kind):
+    imports.append((device, stream, kind))
+    return Array(_core.view_of_capsule(capsule, None, None, None, True))
+
+_compat.cuda_device = lambda ordinal: {1: device}[ordinal]
+_compat.import_stream = lambda d: jaxs
+_compat.import_dlpack = import_dlpack
+_from_external._compute_stream = lambda d: compute
+
+def bring_in(x, **options):
+    imports.clear()
+    fake.clear_calls()
+    return jaxbridge.from_external(x, **options)
+"""
+
+
+def test_the_way_in():
+    run_with_fake(
+        """
+    own = fake.stream(1)
+    array = bring_in(Interface(stream=own), copy=False)
+    assert imports == [(device, jaxs, 2)]
+    assert waited(jaxs, own)
+    assert array.unsafe_buffer_pointer() == block.ctypes.data
+    # No stream: the legacy one. Ours: the one that is said, or none.
+    bring_in(Interface(), copy=False)
+    assert waited(jaxs, 0)
+    bring_in(jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", stream=own), copy=False)
+    assert waited(jaxs, own)
+    bring_in(jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1"), copy=False)
+    assert waits() == [] and imports == [(device, jaxs, 2)]
+
+    # A producer that puts JAX's stream in order itself.
+    asked = []
+    class Producer:
+        def __dlpack_device__(self):
+            return 2, 1
+        def __dlpack__(self, *, stream=None, max_version=None):
+            asked.append((stream, max_version))
+            v = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", owner=block)
+            return v.__dlpack__(stream=-1, max_version=max_version)
+    bring_in(Producer(), copy=False)
+    assert asked == [(jaxs, (1, 2))] and imports == [(device, jaxs, 2)]
+    assert waits() == []
+
+    # A bare capsule says no stream: everything is waited for.
+    capsule = Producer().__dlpack__(stream=-1)
+    bring_in(capsule, copy=False)
+    assert "cuCtxSynchronize" in [n for n, _ in fake.calls()]
+
+    # An address only, and no order.
+    fake.clear_calls()
+    assert jaxbridge.pointer(Producer()) == block.ctypes.data
+    assert asked[-1][0] == -1
+
+    # Captured: refused before anything is enqueued.
+    import ctypes
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
+    raises(BufferError, "is being captured", lambda: bring_in(Interface(stream=own), copy=False))
+    assert imports == [] and waits() == []
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+
+    # What XLA does not take, and how it is copied: from the first element reached, on.
+    base = block.ctypes.data
+    raises(BufferError, "no multiple of 16",
+           lambda: bring_in(Interface(data=(base + 4, False), shape=(20,)), copy=False))
+    raises(BufferError, "it is read-only", lambda: bring_in(Interface(data=(base, True)), copy=False))
+    copied = []
+    _from_external._gather = lambda *args: copied.append(args) or jnp.zeros(3)
+    bring_in(Interface(data=(base + 4 * 20, False), shape=(5,), strides=(-16,), stream=own))
+    flat, offset, shape, strides = copied.pop()
+    start = flat.unsafe_buffer_pointer()
+    assert start % 16 == 0 and base <= start <= base + 16
+    assert start + 4 * offset == base + 80 and (shape, strides) == ((5,), (-4,))
+    assert waited(jaxs, own) and waited(own, compute), "the producer's next write waits for the copy"
+    bring_in(Interface(data=(base, True)))
+    assert copied.pop()[1:] == (0, (24,), (1,))
+    raises(BufferError, "is not aligned to its elements",
+           lambda: bring_in(Interface(data=(base + 2, False), shape=(4,))))
+    """,
+        START + WITH_STUBS,
+    )
+
+
+def test_what_comes_in_is_kept_until_xla_is_past_it():
+    run_with_fake(
+        """
+    class Owner:
+        pass
+    owner = Owner()
+    dead = weakref.ref(owner)
+    v = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", owner=owner)
+    array = bring_in(v, copy=False)
+    del owner, v
+    blocker = fake.stream(1)
+    fake.hold(compute, 2)
+    _core.stream_order(blocker, compute, 1)
+    del array
+    assert dead() is not None and _core.live_imports(block.ctypes.data) == 1
+    fake.hold(compute, 0)
+    while dead() is not None:
+        _core.release_unused()
+    while _core.live_imports(block.ctypes.data):
+        pass
+    """,
+        START + WITH_STUBS,
+    )
+
+
+def test_the_way_out():
+    run_with_fake(
+        """
+    exported = []
+    def export_dlpack(array, stream):
+        exported.append(stream)
+        return jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1").__dlpack__(stream=-1)
+    _compat.export_dlpack = export_dlpack
+    _to_external._platform_of = lambda a: "cuda"
+    _to_external._ordinal_of = lambda a: 1
+    own = fake.stream(1)
+
+    class Adapter:
+        platforms, max_ndim, stream = frozenset({"cuda"}), 8, (own, None)
+        def check_dtype(self, dtype, platform):
+            pass
+        def current_stream(self, ordinal):
+            assert ordinal == 1
+            return self.stream
+        def array_of(self, view):
+            return view
+    adapter = _adapters._loaded["cupy"] = Adapter()
+
+    a = jnp.zeros(24)
+    for current, given, handle, jax_gets in [
+        ((own, None), None, own, own),
+        ((0, "kept"), None, 0, 1),
+        ((0, None), own, own, own),
+        ((0, None), 1, 0, 1),
+    ]:
+        adapter.stream = current
+        exported.clear()
+        v = jaxbridge.to_external(a, "cupy", stream=given)
+        assert exported == [jax_gets]
+        assert (v.stream, v.readonly, v.owner) == (handle, True, a)
+        fake.clear_calls()
+        del v
+        assert [c[1] for n, c in fake.calls() if n == "cuEventRecord"] == [handle]
+    v = jaxbridge.view(a)
+    assert exported[-1] == v.stream == _core.export_stream(1)
+    assert v.__cuda_array_interface__["stream"] == v.stream
+    v = jaxbridge.to_external(a, "view", stream=own)
+    assert (v.stream, exported[-1]) == (own, own)
+    assert not jaxbridge.to_external(a, "cupy", copy=True).readonly
+
+    # Under a capture the host waits.
+    import ctypes
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
+    adapter.stream = (own, None)
+    v = jaxbridge.to_external(a, "cupy")
+    assert exported[-1] is None and v.stream is None
+    fake.clear_calls()
+    del v
+    assert "cuEventRecord" not in [n for n, _ in fake.calls()]
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+    while _core.release_unused():
+        pass
+    """,
+        START + WITH_STUBS,
+    )
