@@ -218,14 +218,14 @@ void plan::call(binding& b, const occasion& on) const {
   }
 }
 
-nb::object plan::call_captured(binding& b, const occasion& on) const {
+void plan::call_captured(binding& b, const occasion& on, nb::object& memory) const {
   if (!capture_scope.is_valid()) {
     call(b, on);
-    return nb::none();
+    return;
   }
   const nb::object made = capture_scope(on.ordinal, on.stream.address());
+  memory = made[1];
   call_in(made[0], *this, b, on);
-  return made[1];
 }
 
 void bind_plan(nb::module_& m) {

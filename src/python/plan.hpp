@@ -123,8 +123,9 @@ struct plan {
   /// Calls the function on views of the buffers. All views that this makes are gone when it
   /// returns, but for those that the binding keeps.
   void call(binding& b, const occasion& on) const;
-  /// The same in a capture; returns what has to live as long as what was captured.
-  [[nodiscard]] nb::object call_captured(binding& b, const occasion& on) const;
+  /// The same in a capture. `memory` gets what has to live as long as what was captured, before the
+  /// function is called: where that raises, the caller chooses when it ends.
+  void call_captured(binding& b, const occasion& on, nb::object& memory) const;
 };
 
 /// Fills in what a plan needs to make a new binding's sources and leases.

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/context.hpp"
 #include "core/cuda/staging.hpp"
 #include "core/cuda/stream_order.hpp"
@@ -279,14 +280,17 @@ void python_target::end_lease(const std::shared_ptr<binding>& b,
 // Calls the function on the memory of `c`, whose stream is being captured for `home`.
 nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dispatch::call& c,
                                        stream_ref home) {
+  // What a call that failed has allocated ends in the capture still: as long as this lives.
+  std::optional<cuda::relaxed_capture_scope> relaxed;
   const std::shared_ptr<binding> b = make_binding(*p, c, nullptr);
   const current_call_scope scope(c);
   nb::object memory;
   try {
-    memory = p->call_captured(*b, {c.device.ordinal, c.stream, home, nullptr});
+    p->call_captured(*b, {c.device.ordinal, c.stream, home, nullptr}, memory);
   } catch (__cxxabiv1::__forced_unwind&) {
     wait_for_the_end();
   } catch (nb::python_error& raised) {
+    relaxed.emplace();
     b->revoke();
     // What interrupts the program is not about the capture.
     if (!raised.matches(PyExc_Exception)) throw;
@@ -295,6 +299,7 @@ nb::object python_target::run_captured(const std::shared_ptr<plan>& p, const dis
   try {
     end_lease(b, nb::none());
   } catch (...) {
+    relaxed.emplace();
     b->revoke();
     throw;
   }
@@ -355,12 +360,15 @@ void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::cal
     const auto gone = p.bindings->erase(key_of(c, host));
   };
 
+  const bool xla_captures = capturable_ && cuda::is_capturing(c.stream);
+  std::optional<cuda::relaxed_capture_scope> relaxed;  // as in run_captured()
+  nb::object memory;
   const current_call_scope scope(c);
   try {
-    if (capturable_ && cuda::is_capturing(c.stream)) {
-      // XLA captures: its graph lives at most as long as this target, and so does what it works on.
-      captured_memory_.append(
-          nb::make_tuple(of, p.call_captured(*b, {c.device.ordinal, c.stream, c.stream, nullptr})));
+    if (xla_captures) {
+      p.call_captured(*b, {c.device.ordinal, c.stream, c.stream, nullptr}, memory);
+      // XLA's graph lives at most as long as this target, and so does what it works on.
+      captured_memory_.append(nb::make_tuple(of, memory));
     } else if (p.has_scratch) {
       const scratch_scope scratch(c);
       p.call(*b, {c.device.ordinal, c.stream, c.stream, scratch.get()});
@@ -370,6 +378,7 @@ void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::cal
   } catch (__cxxabiv1::__forced_unwind&) {
     wait_for_the_end();
   } catch (nb::python_error& raised) {
+    if (xla_captures) relaxed.emplace();
     // An exception's frames hold views legitimately; on_held clears them.
     const nb::object exception = nb::borrow(raised.value());
     try {

@@ -861,3 +861,58 @@ def test_the_end_of_graphs_waits_without_the_gil():
     done.append(1)
     thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("raises", [ValueError, KeyboardInterrupt])
+def test_memory_of_a_capture_that_failed(monkeypatch, raises):
+    """It is freed in the capture, where the driver forbids that to who does not ask."""
+    import contextlib
+    import ctypes
+
+    driver = fake_gpu.driver_functions("cuMemAlloc", "cuMemFree")
+    freed = []
+
+    class Memory:
+        def __init__(self):
+            self.address = ctypes.c_uint64()
+            before = _core.exchange_capture_mode(2)
+            arguments = ctypes.byref(self.address), ctypes.c_size_t(256)
+            assert (
+                ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(
+                    ctypes.cast(driver["cuMemAlloc"], ctypes.c_void_p).value
+                )(*arguments)
+                == 0
+            )
+            _core.exchange_capture_mode(before)
+
+        def __del__(self):
+            freed.append(driver["cuMemFree"](self.address.value))
+
+    class Adapter(type(_adapters.get("buffer"))):
+        name = "cupy"
+
+        def capture_scope(self, ordinal, stream):
+            return contextlib.nullcontext(), Memory()
+
+    monkeypatch.setitem(_adapters._loaded, "cupy", Adapter())
+    apart = []
+
+    def fn(v, out):
+        apart.append(1)
+        if current().capturing:
+            raise raises
+        _core.copy(v, out)
+
+    f = jaxbridge.call(fn, like, framework={"cuda": "cupy"}, out="out", graph="replay")
+    program, stream = Program(f, X), fake.stream()
+    a, b = array(N, 1), array(N)
+    program([a], [b], stream)
+    how = (
+        pytest.warns(RuntimeWarning, match="ValueError")
+        if raises is ValueError
+        else pytest.raises(RuntimeError, match="KeyboardInterrupt")
+    )
+    with how:
+        program([a], [b], stream)
+    gc.collect()
+    assert freed == [0]

@@ -735,15 +735,26 @@ def test_L03_the_primary_context_on_a_fresh_thread(seeing, x):
 
 
 def test_L03_over_a_context_that_is_not_primary(seeing, x):
+    """It works in the primary one, and leaves what an operation of JAX's own leaves."""
     f, seen, contexts, framework = seeing
-    jax.block_until_ready(f(x))
+    native = jax.jit(lambda v: v + 1)
+    jax.block_until_ready((f(x), native(x)))
     other = ctypes.c_void_p()
     contexts("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+    contexts.pop()
+
+    def left_by(run):
+        contexts.push(other.value)
+        try:
+            return jax.block_until_ready(run(x)), contexts.current()
+        finally:
+            contexts.pop()
+
     try:
-        y = jax.block_until_ready(f(x))
-        assert contexts.current() == other.value
+        (_, expected), (y, left) = left_by(native), left_by(f)
     finally:
         contexts("cuCtxDestroy_v2", other)
+    assert left == expected
     if framework == "cupy":
         np.testing.assert_array_equal(y, np.asarray(x) + 1)
     assert seen == [(0, contexts.primary(0))] * 2 and other.value != contexts.primary(0)
@@ -881,7 +892,7 @@ def test_A06_a_permuted_tensor(torch, exchange):
 def test_A10_gaps_and_repetitions(cp, exchange, protocol):
     sources = [
         cp.arange(10, dtype=cp.float32)[::2],
-        cp.broadcast_to(cp.float32(3), (10,)),
+        cp.broadcast_to(cp.asarray(3, cp.float32), (10,)),
         cp.asfortranarray(cp.arange(12, dtype=cp.float32).reshape(3, 4))[::2, :],
         cp.arange(12, dtype=cp.float32).reshape(3, 4)[::-1, ::-2],
     ]
@@ -1061,11 +1072,11 @@ def test_C07_a_view_as_the_input_of_a_kernel(needs, gpu, exchange):
         launch, jax.ShapeDtypeStruct((2,), jnp.float32), framework="numba", out="out"
     )
     want = [float(np.arange(0, 10_000, 2).sum()), float(np.arange(1, 10_000, 2).sum())]
-    np.testing.assert_allclose(sums(x), want)
+    np.testing.assert_allclose(sums(x), want, rtol=1e-5)  # in any order
     # The view itself, outside of a call: its stream is waited for by Numba.
     total = cuda.to_device(np.zeros(2, np.float32))
     add_up[40, 256](cuda.as_cuda_array(jaxbridge.view(x)), total)
-    np.testing.assert_allclose(total.copy_to_host(), want)
+    np.testing.assert_allclose(total.copy_to_host(), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -217,6 +217,11 @@ def test_layouts_in(way, layout):
     for dtype in ("float32", "complex64", "bool", "int16", "bfloat16"):
         if not is_there(way, layout, dtype):
             continue
+        if layout == "negative" and way in (("cupy", "DLPack"), ("cupy", "capsule")):
+            # CuPy divides the stride by the item size without its sign.
+            with pytest.raises(BufferError, match="pass the array itself"):
+                bring_in(way, layout, dtype, None)
+            continue
         want = "shared" if layout in SHARED else "copied"
         assert bring_in(way, layout, dtype, None) == want
         if want == "shared":
@@ -353,7 +358,7 @@ def hand_out(framework: str, dtype: str, shape: tuple[int, ...], copy: bool | No
     # Read back through the framework's array alone.
     back = jaxbridge.from_external(out, copy=True)
     assert same_bits(np.asarray(back).reshape(shape), host)
-    assert copy or alive() is not None
+    assert copy or not host.size or alive() is not None
     del out, back
     assert drained(alive)
     return "copied" if copy else "shared"

@@ -144,6 +144,10 @@ def on_a_stream_of_its_own(xp):
     stream = xp.cuda.Stream(non_blocking=True) if xp.__name__ == "cupy" else xp.cuda.Stream()
 
     def fn(v, out):
+        if xp.__name__ == "cupy":
+            stream.wait_event(xp.cuda.get_current_stream().record())
+        else:
+            stream.wait_stream(xp.cuda.current_stream())
         with stream if xp.__name__ == "cupy" else xp.cuda.stream(stream):
             xp.add(v, 1, out=out)
         stream.synchronize()

@@ -82,9 +82,10 @@ result<array> describe(const dlpack::tensor& t, bool readonly) {
       // Where nothing lies no stride is followed, whatever it says.
       const std::int64_t steps = empty || out.shape[axis] == 1 ? 0 : t.strides[axis];
       if (__builtin_mul_overflow(steps, out.item_size(), &out.strides[axis])) {
-        return refuse(status_code::invalid_argument, "the stride " + std::to_string(steps) +
-                                                         " of axis " + std::to_string(axis) +
-                                                         " does not fit into an address");
+        return refuse(status_code::unimplemented,
+                      "the stride " + std::to_string(steps) + " of axis " + std::to_string(axis) +
+                          " does not fit into an address (CuPy exports negative strides so); pass "
+                          "the array itself, or a copy");
       }
     }
   }
