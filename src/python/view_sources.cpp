@@ -101,6 +101,14 @@ void place_on_device(memory::array& a) {
       break;
   }
   a.ordinal = found.value().ordinal;
+  if (found.value().is_foreign) {
+    throw nb::buffer_error(
+        ("the memory at " + std::to_string(a.address()) +
+         " belongs to a CUDA context that is not the primary one of its device; JAX works in that "
+         "one, and does not reach it: allocate in the primary context (PyCUDA: "
+         "pycuda.autoprimaryctx), or copy it over the host")
+            .c_str());
+  }
 }
 
 nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handle dtype,

@@ -760,6 +760,26 @@ def test_L03_over_a_context_that_is_not_primary(seeing, x):
     assert seen == [(0, contexts.primary(0))] * 2 and other.value != contexts.primary(0)
 
 
+def test_L04_memory_of_a_context_that_is_not_primary(needs):
+    """As PyCUDA allocates: found by the driver, and refused."""
+    contexts = Contexts()
+    other, memory = ctypes.c_void_p(), ctypes.c_uint64()
+    contexts("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+    try:
+        contexts("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(64))
+
+        class Foreign:
+            def __init__(self):
+                at = {"shape": (16,), "typestr": "<f4", "data": (memory.value, False)}
+                self.__cuda_array_interface__ = {**at, "version": 3}
+
+        with pytest.raises(BufferError, match="not the primary one of its device"):
+            jaxbridge.from_external(Foreign())
+        contexts("cuMemFree_v2", memory)
+    finally:
+        contexts("cuCtxDestroy_v2", other)
+
+
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_L03_on_a_thread_bound_to_the_other_gpu(seeing, two_gpus, ordinal):
     f, seen, contexts, framework = seeing

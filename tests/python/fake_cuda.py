@@ -64,6 +64,18 @@ class FakeCuda:
             ctypes.c_bool(managed),
         )
 
+    def declare_foreign(self, array: Any, device: int) -> None:
+        """Memory of a context that is not the device's primary one."""
+        context = self("make_context", ctypes.c_void_p, ctypes.c_int(device))
+        self(
+            "declare_foreign_memory",
+            None,
+            ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_size_t(array.nbytes),
+            ctypes.c_int(device),
+            ctypes.c_void_p(context),
+        )
+
     def stream(self, device: int = 0) -> int:
         made = self("make_stream", ctypes.c_void_p, ctypes.c_int(device), ctypes.c_bool(True))
         assert made

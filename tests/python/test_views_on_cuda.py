@@ -62,6 +62,22 @@ def run_with_fake(program: str, start: str = START) -> None:
     assert done.stdout.splitlines()[-1] == "end", done.stderr
 
 
+def test_L04_memory_of_another_context():
+    """JAX works in the primary context, and does not reach it."""
+    run_with_fake("""
+    foreign = np.ones(4, np.float32)
+    fake.declare_foreign(foreign, 1)
+    class Foreign:
+        __cuda_array_interface__ = dict(foreign.__array_interface__, version=3)
+    for use in (
+        lambda: _views.of(Foreign()),
+        lambda: jaxbridge.buffer(foreign.ctypes.data, (4,), "f4", "cuda:1"),
+        lambda: jaxbridge.from_external(Foreign()),
+    ):
+        raises(BufferError, "belongs to a CUDA context that is not the primary one", use)
+    """)
+
+
 def test_the_driver_says_where_memory_is():
     """C15, D04, and mapped and managed memory of C12."""
     run_with_fake("""

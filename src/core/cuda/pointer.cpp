@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "core/cuda/context.hpp"
 #include "core/cuda/driver.hpp"
 
 namespace jaxbridge::cuda {
@@ -12,13 +13,14 @@ result<pointer_info> inspect(const void* address) {
   unsigned int type = 0;
   unsigned int managed = 0;
   int ordinal = 0;
-  std::array<CUpointer_attribute, 3> asked = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                              CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                              CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  std::array<void*, 3> answers = {&type, &managed, &ordinal};
+  CUcontext context = nullptr;
+  std::array<CUpointer_attribute, 4> asked = {
+      CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT};
+  std::array<void*, 4> answers = {&type, &managed, &ordinal, &context};
   const auto pointer = static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
   // In this form an address that is not known is no error.
-  if (auto s = check(driver::get().cuPointerGetAttributes(3, asked.data(), answers.data(), pointer),
+  if (auto s = check(driver::get().cuPointerGetAttributes(4, asked.data(), answers.data(), pointer),
                      "cuPointerGetAttributes");
       !s.ok()) {
     return s;
@@ -32,6 +34,12 @@ result<pointer_info> inspect(const void* address) {
     out.where = pointer_info::place::host;
   }
   out.ordinal = ordinal < 0 ? 0 : ordinal;
+  // Mapped physical memory and pools have none.
+  if (out.where == pointer_info::place::device && context != nullptr) {
+    const result<CUcontext> primary = primary_context(out.ordinal);
+    if (!primary.ok()) return primary.error();
+    out.is_foreign = context != primary.value();
+  }
   return out;
 }
 

@@ -12,6 +12,8 @@ struct pointer_info {
   enum class place { unknown, device, host, managed };
   place where = place::unknown;  ///< unknown: ordinary memory, or none at all
   int ordinal = 0;
+  /// Device memory of a context that is not the device's primary one: nobody else reaches it.
+  bool is_foreign = false;
 };
 
 /// Asks the driver about one address; waits for nothing. An address that it doesn't know is no

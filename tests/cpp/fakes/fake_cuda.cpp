@@ -96,6 +96,7 @@ struct declared_memory {
   int device;
   bool on_host;
   bool managed;
+  CUcontext context;  // null: the primary one of the device
 };
 
 struct world {
@@ -951,7 +952,9 @@ CUresult attribute_of(void* value, CUpointer_attribute attribute, CUdeviceptr po
     if (pointer < m.begin || pointer - m.begin >= m.bytes) continue;
     switch (attribute) {
       case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *static_cast<CUcontext*>(value) = now->primaries[static_cast<std::size_t>(m.device)].get();
+        *static_cast<CUcontext*>(value) =
+            m.context != nullptr ? m.context
+                                 : now->primaries[static_cast<std::size_t>(m.device)].get();
         return CUDA_SUCCESS;
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *static_cast<unsigned int*>(value) = m.on_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -1270,7 +1273,13 @@ const fake_cuda::control the_control = {
         [](const void* memory, std::size_t bytes, int device, bool on_host, bool managed) {
           const std::lock_guard<std::mutex> hold_lock(lock);
           now->declared.push_back(
-              {reinterpret_cast<std::uintptr_t>(memory), bytes, device, on_host, managed});
+              {reinterpret_cast<std::uintptr_t>(memory), bytes, device, on_host, managed, nullptr});
+        },
+    .declare_foreign_memory =
+        [](const void* memory, std::size_t bytes, int device, CUcontext context) {
+          const std::lock_guard<std::mutex> hold_lock(lock);
+          now->declared.push_back(
+              {reinterpret_cast<std::uintptr_t>(memory), bytes, device, false, false, context});
         },
     .live =
         [] {

@@ -108,6 +108,9 @@ struct control {
   /// What cuPointerGetAttribute says of [memory, memory + bytes).
   void (*declare_memory)(const void* memory, std::size_t bytes, int device, bool on_host,
                          bool managed);
+  /// Device memory of a context that another library made.
+  void (*declare_foreign_memory)(const void* memory, std::size_t bytes, int device,
+                                 CUcontext context);
   live_objects (*live)();
 };
 
