@@ -153,15 +153,23 @@ def _arrays_in(blocks: list[tuple[int, int]]) -> list[str]:
     ]
 
 
-def _private_pool() -> tuple[Any, Any]:
-    """A pool that only the work of one graph allocates from, and the scope in which it does."""
-    pool = cupy.cuda.MemoryPool()
+class _PrivatePool:
+    """Memory that only the work of one graph allocates.
 
-    def allocate(nbytes: int) -> Any:
+    Its end gives that back to the device, which the end of a pool of CuPy 14 does not.
+    """
+
+    __slots__ = ("_pool",)
+
+    def __init__(self) -> None:
+        self._pool = cupy.cuda.MemoryPool()
+
+    def allocate(self, nbytes: int) -> Any:
         with Relaxed():
-            return pool.malloc(nbytes)
+            return self._pool.malloc(nbytes)
 
-    return pool, cupy.cuda.using_allocator(allocate)
+    def __del__(self) -> None:
+        self._pool.free_all_blocks()
 
 
 class CupyAdapter:
@@ -203,7 +211,8 @@ class CupyAdapter:
         return _Scope(ordinal, _streams[ordinal, stream])
 
     def capture_scope(self, ordinal: int, stream: int) -> "tuple[Scope, Any]":
-        pool, scope = _private_pool()
+        pool = _PrivatePool()
+        scope = cupy.cuda.using_allocator(pool.allocate)
         return Nested(self.scope("cuda", ordinal, stream), scope), pool
 
     def scratch_scope(self, ordinal: int, stream: int, scratch: "_core.Scratch") -> "Scope":
