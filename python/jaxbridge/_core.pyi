@@ -313,7 +313,7 @@ def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, own
     Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory, unless the producer is trusted.
     """
 
-def hand_over(view: View, used_on: int | None) -> Any:
+def hand_over(view: View, used_on: int | None, kept: object) -> Any:
     """
     A DLPack capsule for JAX, dense views only. The view ends when the device is past what `used_on` has when JAX lets go.
     """

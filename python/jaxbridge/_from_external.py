@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -64,14 +65,17 @@ def _named(path: Any, leaf: Any, copy: bool | None, device: Any) -> Any:
 
 
 def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
+    copy = _views.checked_copy(copy)
+    wanted = None if device is None else _only(device)
     if isinstance(x, jax.Array):
         return _own(x, copy, device)
     v, stream = _views.of(x, _import_stream)
     _check_width(v)
-    if isinstance(device, Sharding):
-        (device,) = _only(device)
-    here = _device_of(v, device)
-    moves = device is not None and device != here
+    here = _device_of(v, wanted)
+    moves = wanted is not None and wanted != here
+    if isinstance(device, Sharding) and not moves:
+        kind = "pinned_host" if v.memory == "pinned" and here.platform != "cpu" else None
+        moves = not _is_at(SingleDeviceSharding(here, memory_kind=kind), device, len(v.shape))
     reason = _obstacle(v) if copy is None or copy is False else None
     if copy is False and (moves or reason):
         raise BufferError(
@@ -84,27 +88,45 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
         if device is None and here.platform == "cpu":
             _warn_of_placement()
         return array
-    moved = jax.device_put(array, device)
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        moved = jax.device_put(array, device)
     # The copy reads memory that others may write as soon as this returns.
     return moved if copy or reason else jax.block_until_ready(moved)
 
 
 def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
-    if device is not None and x.sharding.device_set != set(_only(device)):
-        if copy is False:
-            raise BufferError(f"from_external: the array is on {x.devices()}; allow copy=None")
-        return jax.device_put(x, device)
-    return jnp.array(x, copy=True) if copy else x
+    if isinstance(x, jax.core.Tracer):
+        return jnp.array(x, copy=True) if copy else x
+    is_there = device is None or (
+        _is_at(x.sharding, device, x.ndim)
+        if isinstance(device, Sharding)
+        else x.sharding.device_set == {device}
+    )
+    if not is_there and copy is False:
+        raise BufferError(f"from_external: the array is at {x.sharding}; allow copy=None")
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        if not is_there:
+            return jax.device_put(x, device)
+        return jnp.array(x, copy=True) if copy else x
 
 
-def _only(device: Any) -> tuple[jax.Device]:
+def _is_at(sharding: Sharding, wanted: Sharding, ndim: int) -> bool:
+    kinds = (sharding.memory_kind, wanted.memory_kind)
+    return sharding.is_equivalent_to(wanted, ndim) and (kinds[1] is None or kinds[0] == kinds[1])
+
+
+def _only(device: Any) -> jax.Device:
+    """The one device that `device=` says."""
+    if not isinstance(device, (jax.Device, Sharding)):
+        raise TypeError(f"device={device!r}; expected a jax.Device or a Sharding of one device")
     devices = device.device_set if isinstance(device, Sharding) else {device}
     if len(devices) != 1:
         raise ValueError(
             f"device={device!r} has {len(devices)} devices, and memory is on one; import first, then "
             f"jax.device_put(array, sharding)"
         )
-    return tuple(devices)
+    (one,) = devices
+    return one
 
 
 def _check_width(v: _core.View) -> None:
@@ -185,7 +207,8 @@ def _import(v: _core.View, device: Any, stream: int | None) -> jax.Array:
     if v.platform == "cuda" and stream is None:
         stream = _compat.import_stream(device)
         _wait_for_producer(v, stream)
-    capsule = _core.hand_over(v, used_on)
+    ticket = _Import(v)
+    capsule = _core.hand_over(v, used_on, ticket)
     kind = _dlpack_kinds["host" if device.platform == "cpu" else v.memory]
     array = _compat.import_dlpack(capsule, device, stream, kind)
     if v.nbytes and array.unsafe_buffer_pointer() != v.pointer:
@@ -193,7 +216,27 @@ def _import(v: _core.View, device: Any, stream: int | None) -> jax.Array:
             f"JAX {jax.__version__} copied {_described(v)} at {v.pointer:#x} instead of sharing it; "
             f"please report this"
         )
+    _remember(array, ticket)
     return array
+
+
+class _Import:
+    """One use of a view by JAX: it lives until the device is past the last of it."""
+
+    __slots__ = ("__weakref__", "view")
+
+    def __init__(self, view: _core.View) -> None:
+        self.view = view
+
+
+# By the id of an array that from_external has made: the array, and its import.
+_imports: dict[int, tuple[Any, Any]] = {}
+
+
+def _remember(array: jax.Array, ticket: _Import) -> None:
+    key = id(array)
+    # The entry goes with the array, before another one can have its id.
+    _imports[key] = weakref.ref(array, lambda _: _imports.pop(key, None)), weakref.ref(ticket)
 
 
 def _wait_for_producer(v: _core.View, stream: int) -> None:
@@ -331,7 +374,7 @@ def release(x: Any) -> None:
         x: an array that `from_external` made without a copy, or a view.
 
     Raises:
-        ValueError: the memory of `x` is JAX's own.
+        ValueError: the memory of `x` is JAX's own, or was released before.
         RuntimeError: something else still uses the memory: another array on it, or a consumer that
             `x` was handed to.
     """
@@ -342,13 +385,15 @@ def release(x: Any) -> None:
         raise TypeError(
             f"release: expected an array that from_external made, got {_views.type_name(x)}"
         )
-    address = _views.pointer(x)
-    before = _core.live_imports(address)
-    if x.nbytes == 0 or before == 0:
+    array, ticket = _imports.get(id(x), (None, None))
+    if array is None or array() is not x or x.nbytes == 0:
         raise ValueError(
-            "release: the memory of this array is JAX's own; only what from_external shares with "
-            "another library can be released"
+            "release: the memory of this array is JAX's own, or it was made of an imported one; give "
+            "the very array with which from_external shares the memory of another library"
         )
+    if x.is_deleted():
+        raise ValueError("release: the array was released, or deleted or donated, before")
+    address = _views.pointer(x)
     device: Any
     (device,) = x.sharding.device_set
     jax.block_until_ready(x)
@@ -358,7 +403,7 @@ def release(x: Any) -> None:
     if device.platform != "cpu":
         _core.synchronize(_compute_stream(device), int(device.local_hardware_id or 0))
     end = time.monotonic() + _patience
-    while _core.live_imports(address) >= before:
+    while ticket() is not None:
         _core.release_unused()
         if time.monotonic() > end:
             raise RuntimeError(

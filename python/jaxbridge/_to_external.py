@@ -93,12 +93,14 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
     adapter = None if framework == "view" else _adapters.get(framework)
+    copy = _views.checked_copy(copy)
     _check(a, "to_external")
     platform = _platform_of(a)
     if adapter is not None and platform not in adapter.platforms:
         return _elsewhere(a, framework, platform, copy)
     if copy:
-        a = jnp.array(a, copy=True)
+        with jax.ensure_compile_time_eval():  # also while something is traced
+            a = jnp.array(a, copy=True)
     if adapter is None:
         consumer = None if stream is None else _views.stream_handle(stream)
         v = _view(a, platform, consumer, is_copy=bool(copy))
@@ -144,7 +146,15 @@ def _copied_view(
 ) -> _core.View:
     """A view of a copy, for a consumer of DLPack that asks for one."""
     owner = v.owner
-    if isinstance(owner, jax.Array):
+    if v.platform == "cpu" and dl_device in (None, v.__dlpack_device__()):
+        return _views.host_copy(v)
+    # An array that `view` was given, and not one that somebody made the owner of other memory.
+    if (
+        isinstance(owner, jax.Array)
+        and not owner.is_deleted()
+        and (owner.shape, owner.dtype) == (v.shape, v.dtype)
+        and owner.unsafe_buffer_pointer() == v.pointer
+    ):
         options: dict[str, Any] = {"copy": True}
         if dl_device is not None:
             array: Any = owner
@@ -152,10 +162,9 @@ def _copied_view(
             options["dl_device"] = (kind(dl_device[0]), dl_device[1])
         if v.platform == "cuda":
             options["stream"] = 1 if stream is None else stream
-        capsule = owner.__dlpack__(**options)
+        with jax.ensure_compile_time_eval():  # also while something is traced
+            capsule = owner.__dlpack__(**options)
         return _core.view_of_capsule(capsule, None, False, None, True)
-    if v.platform == "cpu" and dl_device in (None, v.__dlpack_device__()):
-        return _views.host_copy(v)
     raise BufferError("this view cannot copy its memory, or move it to another device")
 
 

@@ -2,6 +2,7 @@
 """Views of memory that others own: `buffer`, `empty`, `pointer`, `shares_memory`, and of any array."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,7 +82,10 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
 
     Its content is not set. About three quarters of the arrays that NumPy makes are not aligned so.
     """
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    extents = tuple(map(operator.index, given))
+    if any(n < 0 for n in extents):
+        raise ValueError(f"empty: the shape {extents} has a negative length")
     dtype = np.dtype(dtype)
     nbytes = math.prod(extents) * dtype.itemsize
     memory = np.empty(nbytes + cpu_alignment, np.uint8)
@@ -95,7 +99,7 @@ def pointer(a: Any) -> int:
     Of an array that XLA still computes, too: nothing is waited for. It holds as long as the array.
 
     Raises:
-        ValueError: the array lies on several devices; ask for that of `a.addressable_shards[i].data`.
+        BufferError: the array lies on several devices; ask for that of `a.addressable_shards[i].data`.
         TypeError: `a` is no array, or one that is being traced.
     """
     return _address(a, "pointer")
@@ -105,7 +109,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     """Whether two arrays, of JAX or of anybody else, have an element in common.
 
     Raises:
-        TypeError, ValueError: as `pointer`.
+        TypeError, BufferError: as `pointer`.
     """
     return bool(np.shares_memory(_shadow(a), _shadow(b)))
 
@@ -155,6 +159,11 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
     if (fields := getattr(x, "__cuda_array_interface__", None)) is not None:
         return _core.view_of_interface(fields, x, None, True), None
     if hasattr(x, "__array_interface__") or hasattr(x, "__buffer__"):
+        host_fields = getattr(x, "__array_interface__", None)
+        if (
+            isinstance(host_fields, dict) and host_fields.get("mask") is not None
+        ):  # NumPy ignores it
+            raise BufferError("array interface: masked arrays are not taken; fill them in first")
         array = np.asarray(x if hasattr(x, "__array_interface__") else memoryview(x))
         return _core.view_of_interface(array.__array_interface__, array, array.dtype, False), None
     if refused is not None:
@@ -202,13 +211,21 @@ def _of_capsule(capsule: Any, owner: object, put_in_order: bool) -> _core.View:
     return view
 
 
+def checked_copy(copy: Any) -> bool | None:
+    """Raises TypeError where `copy=` is none."""
+    if copy is None or isinstance(copy, (bool, np.bool_)):
+        return None if copy is None else bool(copy)
+    raise TypeError(f"copy={copy!r}; expected None, True or False")
+
+
 def stream_handle(stream: Any) -> int:
     """The CUstream of a handle or of a stream object of any library.
 
     Raises:
         TypeError: it is neither.
     """
-    if isinstance(stream, int):
+    if isinstance(stream, (int, np.integer)):
+        stream = int(stream)
         # 1 is the driver's other handle of the legacy default stream.
         return 0 if stream == 1 else stream
     if hasattr(stream, "__cuda_stream__"):

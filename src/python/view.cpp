@@ -45,6 +45,32 @@ nb::object& copier() {
   return kept;
 }
 
+bool as_bool(nb::handle value, const char* what) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  const bool is_one = PyBool_Check(value.ptr()) ||
+                      nb::isinstance(value, nb::module_::import_("numpy").attr("bool_"));
+  if (truth < 0 || !is_one) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(what) + ": expected None, True or False").c_str());
+  }
+  return truth == 1;
+}
+
+long long as_handle(nb::handle stream) {
+  PyObject* const index = PyNumber_Index(stream.ptr());
+  if (index == nullptr) {
+    PyErr_Clear();
+    throw nb::type_error("DLPack: stream: expected None or an integer");
+  }
+  const nb::object owned = nb::steal(index);
+  const long long out = PyLong_AsLongLong(index);
+  if (out == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw nb::value_error("DLPack: stream: the number is no handle");
+  }
+  return out;
+}
+
 dlpack::device device_of(const view& v) {
   return memory::dlpack_device(v.array.kind, v.array.ordinal);
 }
@@ -124,17 +150,17 @@ nb::object to_dlpack(nb::handle_t<view> self, nb::object stream,
   const view* v = &usable(nb::cast<view&>(self));
   const dlpack::device here = device_of(*v);
   nb::object copied;  // keeps `v` where it is one
-  if ((!copy.is_none() && nb::cast<bool>(copy)) ||
-      (!dl_device.is_none() &&
-       !dl_device.equal(nb::make_tuple(static_cast<int>(here.type), here.id)))) {
-    if (!copy.is_none() && !nb::cast<bool>(copy)) {
+  const bool is_asked = !copy.is_none() && as_bool(copy, "copy");
+  if (is_asked || (!dl_device.is_none() &&
+                   !dl_device.equal(nb::make_tuple(static_cast<int>(here.type), here.id)))) {
+    if (!copy.is_none() && !is_asked) {
       throw nb::buffer_error("copy=False, but the memory is on another device than dl_device asks");
     }
     copied = export_copy(self, stream, dl_device);
     v = &nb::cast<view&>(copied);
   } else if (on_device(*v)) {
     // No stream is the legacy default one, by DLPack; -1: the consumer knows the order.
-    const long long asked = stream.is_none() ? 1 : nb::cast<long long>(stream);
+    const long long asked = stream.is_none() ? 1 : as_handle(stream);
     if (asked != -1) order_after(*v, stream_from(asked, "DLPack"));
   }
   memory::dlpack_source source;

@@ -57,6 +57,12 @@ std::uintptr_t as_address(nb::handle number, const char* what) {
   return out;
 }
 
+// The handle of a thread's own default stream is another stream in another thread. The legacy one
+// waits for all of these.
+stream_ref of_any_thread(stream_ref stream) {
+  return stream.address() == 2 ? stream_ref::legacy_default() : stream;
+}
+
 std::vector<std::int64_t> as_ints(nb::handle numbers, const char* what) {
   std::vector<std::int64_t> out;
   for (const nb::handle n : nb::iter(numbers)) out.push_back(as_int(n, what));
@@ -142,7 +148,13 @@ nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handl
     if (!nb::isinstance<nb::str>(text)) {
       throw nb::type_error("array interface: expected typestr to be a string");
     }
-    const auto typestr = nb::cast<std::string>(text);
+    Py_ssize_t length = 0;
+    const char* const utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &length);
+    if (utf8 == nullptr) {
+      PyErr_Clear();
+      throw nb::value_error("array interface: typestr is no text that UTF-8 has");
+    }
+    const std::string typestr(utf8, static_cast<std::size_t>(length));
     in.typestr = typestr;
     result<memory::array> got =
         memory::describe(in, on_cuda ? memory_kind::device : memory_kind::host, 0);
@@ -173,9 +185,10 @@ nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handl
     // No stream says that nothing is pending, and not all who say so are right: work on the default
     // stream is waited for, which costs an event.
     const nb::object stream = field(fields, "stream");
-    v.stream = stream.is_none() ? stream_ref::legacy_default()
-                                : stream_from(as_int(stream, "array interface: stream"),
-                                              "the CUDA array interface");
+    v.stream = stream.is_none()
+                   ? stream_ref::legacy_default()
+                   : of_any_thread(stream_from(as_int(stream, "array interface: stream"),
+                                               "the CUDA array interface"));
   }
   v.owner = std::move(owner);
   return make_view(std::move(v));
@@ -212,7 +225,7 @@ nb::object view_of_memory(nb::handle pointer, nb::handle shape, nb::handle dtype
                                 .c_str());
     }
     if (!stream.is_none()) {
-      v.stream = stream_ref(reinterpret_cast<void*>(as_address(stream, "stream")));
+      v.stream = of_any_thread(stream_ref(reinterpret_cast<void*>(as_address(stream, "stream"))));
     }
   }
   v.owner = std::move(owner);
@@ -229,7 +242,7 @@ nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle rea
   if (memory::is_on_device(v.array.kind)) {
     if (!is_trusted && !is_empty(v.array.shape)) place_on_device(v.array);
     if (!stream.is_none()) {
-      v.stream = stream_ref(reinterpret_cast<void*>(as_address(stream, "stream")));
+      v.stream = of_any_thread(stream_ref(reinterpret_cast<void*>(as_address(stream, "stream"))));
     }
   }
   if (!readonly.is_none()) v.array.readonly = nb::cast<bool>(readonly);
@@ -242,7 +255,7 @@ nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle rea
 
 // One import of a view by JAX, until the device is past JAX's last use.
 struct import {
-  PyObject* object;  // the view, owned
+  PyObject* object;  // owned: what keeps the view
   std::uintptr_t address;
   std::optional<stream_ref> used_on;
   int ordinal;
@@ -270,7 +283,7 @@ void release_import(void* owner) noexcept {
   }
 }
 
-nb::object hand_over(nb::handle_t<view> self, nb::handle used_on) {
+nb::object hand_over(nb::handle_t<view> self, nb::handle used_on, nb::handle kept) {
   const view& v = usable(nb::cast<view&>(self));
   memory::array a = v.array;
   // JAX knows no managed memory: a device reaches it as its own. Pinned memory is ordinary memory
@@ -284,7 +297,7 @@ nb::object hand_over(nb::handle_t<view> self, nb::handle used_on) {
   const std::vector<std::int64_t> strides = v.shown_strides();
   source.strides = strides;
   source.device = memory::dlpack_device(a.kind, a.ordinal);
-  auto* const i = new import{Py_NewRef(self.ptr()), a.address(), std::nullopt, a.ordinal};
+  auto* const i = new import{Py_NewRef(kept.ptr()), a.address(), std::nullopt, a.ordinal};
   if (!used_on.is_none()) {
     i->used_on = stream_ref(reinterpret_cast<void*>(as_address(used_on, "stream")));
   }
@@ -316,8 +329,8 @@ void bind_view_sources(nb::module_& m) {
               "None, owner: object, is_trusted: bool = False) -> View"),
       "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is "
       "asked who owns the memory, unless the producer is trusted.");
-  m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(),
-        nb::sig("def hand_over(view: View, used_on: int | None) -> typing.Any"),
+  m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),
+        nb::sig("def hand_over(view: View, used_on: int | None, kept: object) -> typing.Any"),
         "A DLPack capsule for JAX, dense views only. The view ends when the device is past what "
         "`used_on` has when JAX lets go.");
   m.def("live_imports", &memory::live_imports, nb::arg("pointer"),

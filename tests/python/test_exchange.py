@@ -400,3 +400,128 @@ def test_without_a_cpu_backend_the_error_says_so(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", no_backend)
     with pytest.raises(RuntimeError, match=r"no CPU backend.*JAX_PLATFORMS=cuda,cpu"):
         jaxbridge.from_external(memory(4, np.dtype("f4")))
+
+
+def test_release_takes_the_very_import(monkeypatch):
+    """Others of the same memory, and what JAX made itself, are not mistaken for it."""
+    monkeypatch.setattr(_from_external, "_patience", 0.05)
+    own = jnp.arange(16.0)
+    shared = jaxbridge.from_external(jaxbridge.view(own))
+    for x in (own, shared[:4], jax.jit(lambda v: v + 1)(shared)):
+        with pytest.raises(ValueError, match="the very array with which from_external shares"):
+            jaxbridge.release(x)
+        assert not x.is_deleted()
+    jaxbridge.release(shared)
+    with pytest.raises(ValueError, match="was released, or deleted"):
+        jaxbridge.release(shared)
+    block = memory(16, np.dtype("f4"))
+    first, second = (jaxbridge.from_external(block, copy=False) for _ in range(2))
+    consumer = jaxbridge.to_external(first, "numpy")
+    del second  # another import of the memory ends meanwhile
+    with pytest.raises(RuntimeError, match="still in use"):
+        jaxbridge.release(first)
+    np.testing.assert_array_equal(consumer, block)
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_of_the_view_and_not_of_its_owner():
+    a = jnp.arange(8, dtype=jnp.float32)
+    v = jaxbridge.buffer(jaxbridge.pointer(a) + 16, (2,), "f4", "cpu", owner=a)
+    np.testing.assert_array_equal(np.from_dlpack(v, copy=True), [4, 5])
+    whole = jaxbridge.view(a)
+    np.testing.assert_array_equal(np.from_dlpack(whole, copy=True), a)
+    assert not np.shares_memory(np.from_dlpack(whole, copy=True), np.asarray(whole))
+
+
+def test_copies_while_something_is_traced():
+    a = jnp.arange(8.0)
+    other = jax.devices()[-1]
+    made = []
+
+    @jax.jit
+    def program(z):
+        made.append(jaxbridge.to_external(a, "numpy", copy=True))
+        made.append(np.from_dlpack(jaxbridge.view(a), copy=True))
+        made.append(jaxbridge.from_external(a, copy=True))
+        made.append(jaxbridge.from_external(a, device=other))
+        made.append(jaxbridge.from_external(np.arange(8.0, dtype="f4"), device=other))
+        return z
+
+    program(1.0)
+    for x in made:
+        np.testing.assert_array_equal(x, np.arange(8.0))
+    assert not any(isinstance(x, jax.core.Tracer) for x in made)
+
+
+@pytest.mark.parametrize("copy", [0, 1, "no", np.float32(0)])
+def test_copy_is_a_boolean(copy):
+    block = memory(8, np.dtype("f4"))
+    with pytest.raises(TypeError, match="expected None, True or False"):
+        jaxbridge.from_external(block, copy=copy)
+    with pytest.raises(TypeError, match="expected None, True or False"):
+        jaxbridge.to_external(jnp.ones(3), "numpy", copy=copy)
+    with pytest.raises(TypeError, match="expected None, True or False"):
+        jaxbridge.view(jnp.ones(3)).__dlpack__(copy=copy)
+
+
+def test_booleans_of_numpy_are_booleans():
+    block = memory(8, np.dtype("f4"))
+    assert jaxbridge.shares_memory(jaxbridge.from_external(block, copy=np.False_), block)
+    assert not jaxbridge.shares_memory(jaxbridge.from_external(block, copy=np.True_), block)
+    jaxbridge.view(jnp.ones(3)).__dlpack__(copy=np.False_)
+
+
+# ---- device= -------------------------------------------------------------------------------------
+
+
+def test_a_sharding_is_what_comes_out():
+    block = memory(8, np.dtype("f4"))
+    mesh = jax.make_mesh((1,), ("x",))
+    named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    array = jaxbridge.from_external(block, device=single, copy=False)
+    assert array.sharding == single and jaxbridge.shares_memory(array, block)
+    for x in (block, jnp.ones(8)):
+        got = jaxbridge.from_external(x, device=named)
+        assert got.sharding.is_equivalent_to(named, 1)
+    for wrong in ("cpu", 0):
+        with pytest.raises(TypeError, match=r"expected a jax\.Device or a Sharding"):
+            jaxbridge.from_external(block, device=wrong)
+
+
+# ---- odd arguments -------------------------------------------------------------------------------
+
+
+def test_shapes_of_empty():
+    assert jaxbridge.empty(np.int64(3), "f4").shape == (3,)
+    assert jaxbridge.empty([2, 0], "f4").shape == (2, 0)
+    for shape in (-1, (-1,), (2, -1)):
+        with pytest.raises(ValueError, match="negative length"):
+            jaxbridge.empty(shape, "f4")
+    with pytest.raises(TypeError):
+        jaxbridge.empty(1.5, "f4")
+
+
+def test_a_mask_is_not_dropped():
+    class Masked:
+        def __init__(self):
+            self.values = np.arange(4, dtype="f4")
+            mask = np.array([1, 0, 1, 0], bool)
+            self.__array_interface__ = {**self.values.__array_interface__, "mask": mask}
+
+    with pytest.raises(BufferError, match="masked arrays"):
+        jaxbridge.from_external(Masked())
+
+
+def test_a_tensor_that_is_given_other_memory(needs):
+    needs("torch")
+    import torch
+
+    tensor = torch.full((1 << 16,), 3.0)
+    array = jaxbridge.from_external(tensor, copy=False)
+    tensor.data = torch.zeros(4)
+    others = [torch.full((1 << 16,), 7.0) for _ in range(4)]
+    assert float(array.sum()) == 3 * (1 << 16)
+    del others

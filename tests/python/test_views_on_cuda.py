@@ -107,7 +107,8 @@ def test_the_driver_says_where_memory_is():
 def test_streams_of_the_interface():
     run_with_fake("""
     own = fake.stream(1)
-    for stream, want in [(None, 0), (1, 0), (2, 2), (own, own)]:
+    # That of a thread is another one in another thread: the legacy one waits for all of them.
+    for stream, want in [(None, 0), (1, 0), (2, 0), (own, own)]:
         assert _views.of(Interface(stream=stream))[0].stream == want
     assert _views.of(Interface())[0].stream == 0
     raises(ValueError, "stream 0 is not allowed", lambda: _views.of(Interface(stream=0)))
@@ -139,6 +140,10 @@ def test_the_consumer_waits_for_the_producer():
         v.__dlpack__(stream=asked)
         assert waits() == []
     raises(ValueError, "stream 0 is not allowed", lambda: v.__dlpack__(stream=0))
+    for wrong in ("x", 1.5, b"", object(), [1]):
+        raises(TypeError, "expected None or an integer", lambda: v.__dlpack__(stream=wrong))
+    raises(ValueError, "no handle", lambda: v.__dlpack__(stream=2**70))
+    v.__dlpack__(stream=np.int64(other))
     # A device whose primary context was not current before, and is not after.
     names = [n for n, _ in fake.calls()]
     assert names.count("cuCtxPushCurrent") == names.count("cuCtxPopCurrent")
@@ -201,7 +206,7 @@ def test_an_owner_goes_after_the_last_use():
     stream, owner = pending(), Owner()
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
-    capsule = _core.hand_over(v, stream)
+    capsule = _core.hand_over(v, stream, v)
     assert _core.live_imports(block.ctypes.data) == 1
     del owner, v, capsule
     assert dead() is not None
@@ -216,7 +221,7 @@ def test_an_owner_goes_after_the_last_use():
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
     del owner
-    capsule = _core.hand_over(v, fake.stream(1))
+    capsule = _core.hand_over(v, fake.stream(1), v)
     del v, capsule
     assert dead() is None
 

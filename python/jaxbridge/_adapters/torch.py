@@ -318,6 +318,8 @@ class TorchAdapter:
                 "x.resolve_conj().resolve_neg()"
             )
         device = array.device
+        # A tensor can be given other memory (`x.data = y`); what it has now is another one's, too.
+        array = array.detach()
         if device.type not in self.platforms or type(array) not in _plain_tensors:
             return _core.view_of_capsule(array.__dlpack__(max_version=(1, 0)), None, None, array)
         itemsize = dtype.itemsize
