@@ -70,6 +70,12 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     if isinstance(x, jax.Array):
         return _own(x, copy, device)
     v, stream = _views.of(x, _import_stream)
+    if type(x) is _views.capsule_type:
+        try:
+            return _from_external(v, copy, device)
+        except (TypeError, ValueError, BufferError) as error:
+            error.add_note("The capsule is used up: ask its producer for another one.")
+            raise
     _check_width(v)
     here = _device_of(v, wanted)
     moves = wanted is not None and wanted != here

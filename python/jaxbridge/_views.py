@@ -253,7 +253,15 @@ def _address(a: Any, what: str) -> int:
     if isinstance(a := _array_of(a), jax.Array):
         check_one_device(a, what)
         return a.unsafe_buffer_pointer()
-    return of(a)[0].pointer
+    return _of_lasting(a, what).pointer
+
+
+def _of_lasting(a: Any, what: str) -> _core.View:
+    if type(a) is capsule_type:
+        raise TypeError(
+            f"{what}: a bare capsule is used up by who looks into it, and its owner goes; give the array"
+        )
+    return of(a)[0]
 
 
 def _array_of(a: Any) -> Any:
@@ -279,13 +287,13 @@ def check_one_device(a: jax.Array, what: str) -> None:
     if a.dtype in _packed:
         raise BufferError(
             f"{what}: elements of type {a.dtype.name} are packed, and libraries do not agree on how; "
-            f'convert the array first, for example with a.astype("int8")'
+            f'convert the array first, with a.astype("{"int8" if "int" in a.dtype.name else "float32"}")'
         )
     if (count := len(a.sharding.device_set)) > 1:
         one = "one replica" if a.is_fully_replicated else "one shard"
         raise BufferError(
             f"{what}: the array lies on {count} devices, and has no one address; take each part of it, "
-            f"[{what}(s.data) for s in a.addressable_shards], or {one}, a.addressable_shards[0].data"
+            f"s.data for s in a.addressable_shards, or {one}, a.addressable_shards[0].data"
         )
 
 
@@ -308,7 +316,7 @@ def _shadow(a: Any) -> np.ndarray[Any, Any]:
         # Whatever the order of its axes, it is dense.
         shadow = _Shadow(a.unsafe_buffer_pointer(), (a.nbytes,), None, 1)
     else:
-        v = of(a)[0]
+        v = _of_lasting(a, "shares_memory")
         shadow = _Shadow(v.pointer, v.shape, v.strides, v.dtype.itemsize)
     return np.asarray(shadow)
 

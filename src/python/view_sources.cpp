@@ -165,8 +165,8 @@ nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handl
     v.array.dtype = dtype_of_numpy(dtype);
     if (v.array.dtype == jaxbridge::dtype::invalid) {
       throw nb::type_error(("JAX has no arrays of dtype " + nb::cast<std::string>(nb::str(dtype)) +
-                            ", or not in this byte order; convert it first, for example with "
-                            "x.astype(\"float32\")")
+                            ", or not in this byte order; convert it first, with x.astype(...) "
+                            "to a dtype that JAX has")
                                .c_str());
     }
     v.array.shape = extents;

@@ -141,8 +141,8 @@ class _Scratch:
 
     def __enter__(self) -> None:
         self._allocator = _scratch_allocator()
-        self._pool = torch.cuda.MemPool(self._allocator)
-        self._use = torch.cuda.use_mem_pool(self._pool, self._ordinal)
+        self._pool: Any = torch.cuda.MemPool(self._allocator)
+        self._use: Any = torch.cuda.use_mem_pool(self._pool, self._ordinal)
         _core.enter_scratch_hooks(self._scratch)
         try:
             self._use.__enter__()
