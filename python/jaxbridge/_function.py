@@ -33,6 +33,7 @@ from . import (
     _plan,
     _primitive,
     _results,
+    _rules,
     _spec,
 )
 from ._call_site import CallSite
@@ -45,7 +46,7 @@ R = TypeVar("R")
 _missing: Any = object()
 
 
-class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
+class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are used below)
     """A JAX function whose work an external function does. Made by `call` and `function`."""
 
     def __init__(
@@ -67,6 +68,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
+        super().__init__()
         any_fn = functions[0]
         functools.update_wrapper(self, any_fn, updated=())
         with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
@@ -160,12 +162,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         operands: list[Any] = []
         slots: list[Any] = []
         abstract: list[Any] = []
+        types_of_operands: list[tuple[tuple[int, ...], Any]] = []
         for position, leaf in enumerate(leaves):
             if _is_operand(leaf):
                 value, aval = self._operand(leaf, position, treedef)
                 slots.append(Slot(len(operands)))
                 operands.append(value)
                 abstract.append(aval)
+                types_of_operands.append((aval.shape, aval.dtype))
             else:
                 slots.append(leaf)
                 abstract.append(leaf)
@@ -197,11 +201,17 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         site = self._site(
             arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect
         )
-        bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
+        bound = _primitive.BoundCall(
+            site,
+            tuple(types_of_operands),
+            tuple(results),
+            result_tree,
+            tuple(refs),
+        )
 
         before = _errors.newest()
         try:
-            outs = _primitive.bind(bound, operands)
+            outs = _primitive.bind(bound, self._rules, operands)
             raised = None
             if _errors.newest() != before:
                 raised = _errors.raised_by(site.key, before)
