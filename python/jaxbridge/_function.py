@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
     Generic,
@@ -33,10 +33,12 @@ from . import (
     _plan,
     _primitive,
     _results,
+    _sharding,
     _spec,
 )
 from ._call_site import CallSite
 from ._callee import Callee
+from ._sharding import Axes
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
@@ -64,6 +66,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
         self._results = result_shape_dtypes
+        self._rule: _sharding.Rule | None = None
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
@@ -91,6 +94,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         in_place: tuple[tuple[int, int], ...],
         own_results: Any,
         has_side_effect: bool,
+        axes: Axes | None,
     ) -> CallSite:
         callee = self.callee
         callee.tell()
@@ -131,7 +135,28 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             in_place,
             has_side_effect,
             durable,
+            axes,
         )
+
+    def _axes(
+        self,
+        arguments: Any,
+        shapes: Sequence[_sharding.Shape],
+        result_tree: Any,
+        results: Sequence[_primitive.Result],
+        in_place: Sequence[tuple[int, int]],
+        refs: Sequence[int],
+    ) -> Axes | None:
+        """What may be split over devices, where a rule or vmap_method= says it."""
+        if self._rule is None:
+            if self.options.vmap_method in _options.whole_batch_methods:
+                return Axes(_sharding.unnamed(shapes), _sharding.unnamed(s for s, _ in results))
+            return None
+        paths = Template(arguments).paths()
+        names = [f"argument {_plan.argument_name(paths[i])}" for i in range(len(shapes))]
+        of_results = Template(result_tree).paths()
+        declared = [(f"result{of_results[i]}", results[i][0]) for i in range(len(of_results))]
+        return self._rule.fit(list(zip(names, shapes, strict=True)), declared, in_place, refs)
 
     # ---- the call ----------------------------------------------------------------------------
 
@@ -158,6 +183,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             )
         leaves, treedef = jax.tree.flatten((args, kwargs))
         operands: list[Any] = []
+        shapes: list[_sharding.Shape] = []
         slots: list[Any] = []
         abstract: list[Any] = []
         for position, leaf in enumerate(leaves):
@@ -165,6 +191,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 value, aval = self._operand(leaf, position, treedef)
                 slots.append(Slot(len(operands)))
                 operands.append(value)
+                shapes.append(aval.shape)
                 abstract.append(aval)
             else:
                 slots.append(leaf)
@@ -194,8 +221,9 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
+        axes = self._axes(arguments, shapes, slot_tree, results, pairs, refs)
         site = self._site(
-            arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect
+            arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect, axes
         )
         bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
 
@@ -258,6 +286,25 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
     # ---- the user's view ---------------------------------------------------------------------
+
+    def defsharding(self, rule: str) -> None:
+        """Says along which axes a call may be split over devices, each of which calls with its parts.
+
+        Args:
+            rule: the names of the axes of each array argument and result, as Shardy's sharding rules have
+                them: `"i j, j -> i"`. Axes of one name are split alike. One is split where some argument
+                and each result has it; others are whole on each device. `...` before the names of an array
+                stands for more axes. Arrays stand in the order of the arguments (keywords by name), a
+                pytree's as `jax.tree.leaves` has them. The axes that vmap adds need no name.
+
+        Raises:
+            ShardingError: it is no such rule; calls raise it where it does not fit their arrays.
+        """
+        if self.options.elementwise:
+            raise ValueError(
+                f"{self.name}: elementwise=True already says how a call is split; drop defsharding"
+            )
+        self._rule = _sharding.Rule(self.name, rule)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat, _lowering
+from . import _compat, _lowering, _sharding
 from ._call_site import CallSite
 from ._errors import BatchingError, DerivativeError
 
@@ -84,7 +84,23 @@ def _abstract_eval(
     *operands: Any, site: CallSite, results: tuple[Result, ...]
 ) -> tuple[list[Any], set[Any]]:
     effects = {_compat.call_effect} if site.has_side_effect else set()
-    return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
+    specs = _specs_of_results(operands, site, results)
+    return [
+        _compat.result_aval(shape, dtype, operands, spec)
+        for (shape, dtype), spec in zip(results, specs, strict=True)
+    ], effects
+
+
+def _specs_of_results(
+    operands: Sequence[Any], site: CallSite, results: tuple[Result, ...]
+) -> Sequence[Sequence[Any]]:
+    specs = [_compat.explicit_spec(aval) for aval in operands]
+    # A call with a side effect is made once, on whole arrays.
+    if site.has_side_effect or not any(map(any, specs)):
+        return [()] * len(results)
+    return _sharding.specs_of_results(
+        site, [aval.shape for aval in operands], specs, [shape for shape, _ in results]
+    )
 
 
 call_p.def_effectful_abstract_eval(_abstract_eval)

@@ -16,7 +16,9 @@ NUMBERS = {
     "F": "03 06 07 08 09 10 11 12 13 14 15 16 17 18 19",
     "G": "02 03 04 05 07 08 09 10 11 12 13 14 15 16 17 18 19",
     "H": "02 03 04 05 06 07 08",
+    "I": "02 03 08",
     "L": "01 02 03 04 05 06",
+    "M": "01 02 03",
     "N": "01 02 03",
 }
 CASES = {letter + number for letter, numbers in NUMBERS.items() for number in numbers.split()}
