@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import (
     Any,
     Generic,
@@ -33,12 +33,13 @@ from . import (
     _plan,
     _primitive,
     _results,
+    _rules,
     _sharding,
     _spec,
 )
 from ._call_site import CallSite
 from ._callee import Callee
-from ._sharding import Axes
+from ._sharding import Axes, Rule
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
@@ -47,7 +48,7 @@ R = TypeVar("R")
 _missing: Any = object()
 
 
-class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
+class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are used below)
     """A JAX function whose work an external function does. Made by `call` and `function`."""
 
     def __init__(
@@ -66,10 +67,11 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
         self._results = result_shape_dtypes
-        self._rule: _sharding.Rule | None = None
+        self._rule: Rule | None = None
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
+        super().__init__()
         any_fn = functions[0]
         functools.update_wrapper(self, any_fn, updated=())
         with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
@@ -138,26 +140,6 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             axes,
         )
 
-    def _axes(
-        self,
-        arguments: Any,
-        shapes: Sequence[_sharding.Shape],
-        result_tree: Any,
-        results: Sequence[_primitive.Result],
-        in_place: Sequence[tuple[int, int]],
-        refs: Sequence[int],
-    ) -> Axes | None:
-        """What may be split over devices, where a rule or vmap_method= says it."""
-        if self._rule is None:
-            if self.options.vmap_method in _options.whole_batch_methods:
-                return Axes(_sharding.unnamed(shapes), _sharding.unnamed(s for s, _ in results))
-            return None
-        paths = Template(arguments).paths()
-        names = [f"argument {_plan.argument_name(paths[i])}" for i in range(len(shapes))]
-        of_results = Template(result_tree).paths()
-        declared = [(f"result{of_results[i]}", results[i][0]) for i in range(len(of_results))]
-        return self._rule.fit(list(zip(names, shapes, strict=True)), declared, in_place, refs)
-
     # ---- the call ----------------------------------------------------------------------------
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -183,16 +165,16 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             )
         leaves, treedef = jax.tree.flatten((args, kwargs))
         operands: list[Any] = []
-        shapes: list[_sharding.Shape] = []
         slots: list[Any] = []
         abstract: list[Any] = []
+        types_of_operands: list[tuple[tuple[int, ...], Any]] = []
         for position, leaf in enumerate(leaves):
             if _is_operand(leaf):
                 value, aval = self._operand(leaf, position, treedef)
                 slots.append(Slot(len(operands)))
                 operands.append(value)
-                shapes.append(aval.shape)
                 abstract.append(aval)
+                types_of_operands.append((aval.shape, aval.dtype))
             else:
                 slots.append(leaf)
                 abstract.append(leaf)
@@ -221,15 +203,25 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
-        axes = self._axes(arguments, shapes, slot_tree, results, pairs, refs)
+        axes = None
+        if self._rule is not None:
+            axes = self._rule.of_call(arguments, types_of_operands, slot_tree, results, pairs, refs)
+        elif self.options.vmap_method in _options.whole_batch_methods:
+            axes = _sharding.unnamed(types_of_operands, results)
         site = self._site(
             arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect, axes
         )
-        bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
+        bound = _primitive.BoundCall(
+            site,
+            tuple(types_of_operands),
+            tuple(results),
+            result_tree,
+            tuple(refs),
+        )
 
         before = _errors.newest()
         try:
-            outs = _primitive.bind(bound, operands)
+            outs = _primitive.bind(bound, self._rules, operands)
             raised = None
             if _errors.newest() != before:
                 raised = _errors.raised_by(site.key, before)
@@ -304,7 +296,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             raise ValueError(
                 f"{self.name}: elementwise=True already says how a call is split; drop defsharding"
             )
-        self._rule = _sharding.Rule(self.name, rule)
+        self._rule = Rule(self.name, rule)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.

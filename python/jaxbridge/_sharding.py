@@ -11,11 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._errors import ShardingError
+from ._plan import argument_name
+from ._spec import Template
 
 if TYPE_CHECKING:
     from ._call_site import CallSite
 
 Shape = tuple[int, ...]
+Type = tuple[Shape, Any]  # shape and dtype
 Named = Sequence[tuple[str, Shape]]  # arrays: what errors call them, and their shapes
 # The names of the axes of each array; None: the axis is not split.
 Names = tuple[tuple[str | None, ...], ...]
@@ -80,6 +83,24 @@ class Rule:
 
     def _error(self, what: str) -> ShardingError:
         return ShardingError(f"{self._function}: the sharding rule {self._text!r}: {what}")
+
+    def of_call(
+        self,
+        arguments: Any,
+        operands: Sequence[Type],
+        result_tree: Any,
+        results: Sequence[Type],
+        in_place: Iterable[tuple[int, int]],
+        refs: Iterable[int],
+    ) -> Axes:
+        """As `fit`, of trees with slots and types in their order, hidden results of Refs last."""
+        paths, result_paths = Template(arguments).paths(), Template(result_tree).paths()
+        return self.fit(
+            [(f"argument {argument_name(paths[i])}", s) for i, (s, _) in enumerate(operands)],
+            [(f"result{path}", results[i][0]) for i, path in sorted(result_paths.items())],
+            in_place,
+            refs,
+        )
 
     def fit(
         self,
@@ -150,9 +171,13 @@ def _can_be_split(n: Any) -> bool:
 # ---- what of a call is split ---------------------------------------------------------------------
 
 
-def unnamed(shapes: Iterable[Shape]) -> Names:
-    """For arrays of which nothing is said."""
-    return tuple((None,) * len(shape) for shape in shapes)
+def unnamed(operands: Iterable[Type], results: Iterable[Type]) -> Axes:
+    """For a call of whose arrays nothing is said."""
+
+    def of(types: Iterable[Type]) -> Names:
+        return tuple((None,) * len(shape) for shape, _ in types)
+
+    return Axes(of(operands), of(results))
 
 
 def splittable(
@@ -253,8 +278,9 @@ def specs_of_results(
                     f"can be only once; change one with jax.sharding.reshard"
                 )
             taken[axis] = where
-    names = axes.results if axes is not None else unnamed(results)
-    return [tuple(over[n][0] if n in over else None for n in of_one) for of_one in names]
+    if axes is None:
+        return [()] * len(results)
+    return [tuple(over[n][0] if n in over else None for n in names) for names in axes.results]
 
 
 def _tuple(mesh_axes: Any) -> tuple[Any, ...]:
