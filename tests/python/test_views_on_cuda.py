@@ -206,7 +206,7 @@ def test_an_owner_goes_after_the_last_use():
     stream, owner = pending(), Owner()
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
-    capsule = _core.hand_over(v, stream, v)
+    capsule = _core.hand_over(v, stream, v, False)
     assert _core.live_imports(block.ctypes.data) == 1
     del owner, v, capsule
     assert dead() is not None
@@ -221,7 +221,7 @@ def test_an_owner_goes_after_the_last_use():
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
     del owner
-    capsule = _core.hand_over(v, fake.stream(1), v)
+    capsule = _core.hand_over(v, fake.stream(1), v, False)
     del v, capsule
     assert dead() is None
 
@@ -251,7 +251,7 @@ def test_export_streams():
 
 WITH_STUBS = """
 import jax, jax.numpy as jnp
-from jaxbridge import _adapters, _compat, _from_external, _to_external
+from jaxbridge import _adapters, _compat, _from_external, _imports, _to_external
 
 class Device:
     platform, local_hardware_id = "gpu", 1
@@ -266,14 +266,14 @@ class Array:
 device, compute, jaxs = Device(), fake.stream(1), fake.stream(1)
 imports = []
 
-def import_dlpack(capsule, device, stream, kind):
+def import_dlpack(capsule, device, stream, kind, *, writable):
     imports.append((device, stream, kind))
     return Array(_core.view_of_capsule(capsule, None, None, None, True))
 
 _compat.cuda_device = lambda ordinal: {1: device}[ordinal]
 _compat.import_stream = lambda d: jaxs
 _compat.import_dlpack = import_dlpack
-_from_external._compute_stream = lambda d: compute
+_imports.compute_stream = lambda d: compute
 
 def bring_in(x, **options):
     imports.clear()
