@@ -49,10 +49,15 @@ def fence(operands: list[Any], shardings: list[Any]) -> tuple[list[Any], Any]:
     return outs, token
 
 
+# Keeps the fence in the program, where JAX would drop what no result depends on.
+keep_p = Primitive("jaxbridge_keep")
+keep_p.multiple_results = True
+keep_p.def_abstract_eval(lambda *operands: [*operands[:-1]])
+
+
 def keep(results: list[Any], token: Any) -> list[Any]:
-    """The results, which are there when the fence has been passed: it is in the program."""
-    *outs, _ = jax.lax.optimization_barrier((*results, token))
-    return outs
+    """The results, which are there when the fence has been passed."""
+    return list(keep_p.bind(*results, token))
 
 
 def _on_cpu(*operands: Any) -> list[Any]:
@@ -60,5 +65,11 @@ def _on_cpu(*operands: Any) -> list[Any]:
     return [*operands, jnp.zeros(1, jnp.uint8)]
 
 
+def _barrier(*operands: Any) -> list[Any]:
+    return [*jax.lax.optimization_barrier(operands)[:-1]]
+
+
 mlir.register_lowering(fence_p, mlir.lower_fun(_on_cpu, multiple_results=True))
+mlir.register_lowering(keep_p, lambda ctx, *operands: operands[:-1])
+mlir.register_lowering(keep_p, mlir.lower_fun(_barrier, multiple_results=True), platform="cuda")
 mlir.register_lowering(fence_p, _lowering.lower_fence, platform="cuda")

@@ -221,6 +221,7 @@ class _Kept:
         self.memory = Memory(x, "inplace", keeps=_keeper)
         self.sharding = self.memory.array.sharding
         self.key = key = id(x)
+        self._on_cpu = self.memory.parts[0].device.platform == "cpu"
         self._is_there = _watch(x, self.memory)
         self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
         # Held while a call uses it.
@@ -243,12 +244,13 @@ class _Kept:
                 "inplace: the array is in use by a call that has not returned: of another thread, or of "
                 "a function that the program calls"
             )
+        if self._on_cpu:
+            return
         try:
             for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
-                if part.device.platform != "cpu":
-                    stream = stream_of(part.view.ordinal) if given is None else given
-                    if stream is not None:
-                        _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
+                stream = stream_of(part.view.ordinal) if given is None else given
+                if stream is not None:
+                    _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
         except BaseException:
             self.busy.release()
             raise
@@ -257,22 +259,24 @@ class _Kept:
         """What the owner enqueues from now on comes after the computation of `array`."""
         memory = self.memory
         memory.array = array
+        if self._on_cpu:
+            # At once: what else is done before the wait can cost a thread's sleep.
+            array.block_until_ready()
+        else:
+            for part, stream_of, shard in zip(
+                memory.parts, self._streams, memory.shards(), strict=True
+            ):
+                stream = stream_of(part.view.ordinal) if given is None else given
+                if stream is None:
+                    shard.block_until_ready()
+                else:
+                    # The stream waits; the capsule itself is not kept.
+                    _compat.export_dlpack(shard, 1 if stream == 0 else stream)
         if not memory.is_in_place(array):
             raise RuntimeError(
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
-        for part, stream_of, shard in zip(
-            memory.parts, self._streams, memory.shards(), strict=True
-        ):
-            stream = None
-            if part.device.platform != "cpu":
-                stream = stream_of(part.view.ordinal) if given is None else given
-            if stream is None:
-                shard.block_until_ready()
-            else:
-                # The stream waits; the capsule itself is not kept.
-                _compat.export_dlpack(shard, 1 if stream == 0 else stream)
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:
