@@ -157,7 +157,7 @@ def with_copies(simulation: Simulation, steps: int):
 
 
 def run(make, n: int, steps: int, on_cuda: bool):
-    """The policy, costs of all steps, microseconds for each, and the bytes that it takes beside the state."""
+    """The policy, costs of all steps, microseconds for each, and bytes beside the state."""
     simulation = Simulation(n, on_cuda)
     train, memory = make(simulation, steps)
     for _ in range(2):  # the first compiles
@@ -176,8 +176,8 @@ def plot(results, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for name, (_, costs, *_) in results.items():
-        left.plot(costs, label=name)
+    for (name, (_, costs, *_)), style in zip(results.items(), ("-", "--"), strict=True):
+        left.plot(costs, style, label=name)
     left.set(xlabel="step", ylabel="mean cost of the forecast", yscale="log")
     left.legend()
     right.bar(list(results), [r[2] for r in results.values()])

@@ -32,7 +32,7 @@ def run(name: str, folder: Path, *arguments: str) -> str:
     _compat.jax_version < (0, 8, 3), reason="JAX before 0.8.3 updates a copy of memory of the host"
 )
 def test_pendulums_are_balanced_in_place(tmp_path: Path) -> None:
-    out = run("pendulums.py", tmp_path, "--pendulums", "64", "--steps", "120")
+    out = run("pendulums.py", tmp_path, "--pendulums", "64", "--steps", "250")
     found = re.findall(r"^(in place|with copies) +cost ([\d.]+) -> ([\d.]+), .*", out, re.MULTILINE)
     assert [name for name, *_ in found] == ["in place", "with copies"]
     for _, before, after in found:
