@@ -74,7 +74,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     if isinstance(device, Sharding) and not moves:
         kind = "pinned_host" if v.memory == "pinned" and here.platform != "cpu" else None
         moves = not _is_at(SingleDeviceSharding(here, memory_kind=kind), device, len(v.shape))
-    reason = _imports.obstacle(v) if copy is None or copy is False else None
+    reason = _imports.obstacle(v, v.platform) if copy is None or copy is False else None
     if copy is False and (moves or reason):
         raise BufferError(
             f"from_external: {_imports.described(v)} cannot be shared, {reason or f'it is on {here}'}; "

@@ -33,13 +33,13 @@ def check_width(v: _core.View, what: str) -> None:
         )
 
 
-def obstacle(v: _core.View) -> str | None:
-    """What stands in the way of sharing the memory; None: nothing."""
+def obstacle(v: _core.View, platform: str) -> str | None:
+    """What stands in the way of sharing memory that a platform uses; None: nothing."""
     if v.nbytes == 0:
         return None
     if v.layout not in ("compact", "transposed"):
         return f"its strides {v.strides} are not those of a dense array ({v.layout})"
-    alignment = alignments[v.platform]
+    alignment = alignments[platform]
     if v.pointer % alignment:
         return f"its address {v.pointer:#x} is no multiple of {alignment}, which XLA assumes"
     if v.readonly and v.platform == "cuda":

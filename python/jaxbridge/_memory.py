@@ -192,7 +192,7 @@ def _checked(v: _core.View, at: Any, what: str) -> Any:
         raise BufferError(
             f"{what}: {_imports.described(v)} is on {device}, and its shard is on {at}"
         )
-    reason = _imports.obstacle(v)
+    reason = _imports.obstacle(v, "cpu" if device.platform == "cpu" else "cuda")
     if reason is None and v.readonly:
         reason = "it is read-only"
     if reason is None and v.layout != "compact":
