@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of JAX's version and of its private modules.
+"""The only reader of JAX's version and, with `_compat_partitioner`, of its private modules.
 
 Each private need stands here with the versions it was seen on; tests/python/test_compat.py has a test
 for each, run on the oldest and the newest JAX.
@@ -17,18 +17,16 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax._src import ad_util as _ad_util
 from jax._src import callback as _callback
 from jax._src import core as _jax_core
-from jax._src import custom_partitioning_sharding_rule as _sharding_rules
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
-from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax as _jax_lib
-from jax._src.lib import xla_client as _xla_client
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
+from jax._src.state import types as _state_types
 
 T = TypeVar("T")
 
@@ -92,19 +90,21 @@ def union_manual_axes(operands: Sequence[Any]) -> Sequence[Any]:
 
 def explicit_spec(aval: Any) -> tuple[Any, ...]:
     """For each axis of an array the explicit axes of the mesh over which it is split, or None."""
+    if aval.sharding is None:
+        return ()
     spec = aval.sharding.spec
     # Later ones refuse to be a tuple where sums are yet to be made (0.12).
     return tuple(getattr(spec, "partitions", None) or spec)
 
 
 def result_aval(
-    shape: tuple[int, ...], dtype: Any, operands: Sequence[Any], spec: Sequence[Any]
+    shape: tuple[int, ...], dtype: Any, operands: Sequence[Any], spec: Sequence[Any] = ()
 ) -> Any:
     """The abstract value of a result that depends on `operands` (abstract values).
 
     It varies over the manual axes that they vary over: without that shard_map gives wrong gradients,
-    silently on 0.8.0. On explicit axes it lies as `spec` says. Nothing else of theirs is the result's:
-    not their memory space or layout (0.12).
+    silently on 0.8.0. On explicit axes it lies as `spec` says: without it, whole. Nothing else of theirs
+    is the result's: not their memory space or layout (0.12).
 
     Raises:
         TypeError: an operand is a sum that is yet to be made over devices.
@@ -141,6 +141,56 @@ def is_concrete_ref(x: Any) -> bool:
 def is_ref(x: Any) -> bool:
     """Whether `x` is a `jax.Ref`, traced or not."""
     return isinstance(x, jax.ref.Ref)  # true of a tracer of one
+
+
+class ExternalRefType(_state_types.AbstractRef):  # type: ignore[misc]
+    """The type of Refs of memory of others: what a program knows of a Ref that is its argument.
+
+    JAX looks types of Refs up by class (0.8.0 to 0.12).
+    """
+
+    __slots__ = ()
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        new = super().update(*args, **kwargs)
+        return ExternalRefType(*(getattr(new, name) for name in _state_types.AbstractRef.__slots__))
+
+
+for _table in (
+    _core.aval_mapping_handlers,
+    _core.shard_aval_handlers,
+    _core.unshard_aval_handlers,
+    _ad_util.aval_zeros_likers,
+):
+    _table[ExternalRefType] = _table[_state_types.AbstractRef]
+
+
+def make_external_ref(array: jax.Array, storage: Callable[[Any], Any]) -> Any:
+    """A Ref without a copy of `array`, which `storage(type)` holds in `_buf`.
+
+    No public constructor does that (0.8.0 to 0.12). JAX reads `_buf` at each use, and puts the new
+    content into the array object that it finds there.
+    """
+    ref_type = ExternalRefType(jax.typeof(array))
+    return jax.ref.Ref(ref_type, storage(ref_type))
+
+
+def is_external_ref(x: Any) -> bool:
+    """Whether `x` is a Ref of memory of others, traced or not."""
+    return is_ref(x) and isinstance(jax.typeof(x), ExternalRefType)
+
+
+def ref_storage(ref: Any) -> Any:
+    """What a Ref that exists has its array in."""
+    return ref._refs
+
+
+ref_storage_type: Any = _core.ArrayRefImpl
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a transformation of JAX."""
+    return not _core.trace_state_clean()
 
 
 def wait_until_ready(x: Any) -> None:
@@ -317,120 +367,12 @@ def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
-# ---- XLA's partitioner ---------------------------------------------------------------------------
-
-# The devices that have each tile of an array: an axis for each of the array's, and one of those that have
-# the same tile. None: each device has the whole array.
-Tiles = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def register_partitioner(
-    target: str,
-    partition: Callable[
-        [Sequence[Sequence[int]], Sequence[Tiles | None], str],
-        tuple[str, Sequence[Tiles | None]],
-    ],
-) -> None:
-    """Lets XLA's partitioner ask `partition` what stands in the place of a call to `target`.
-
-    It is what JAX's custom_partitioning is made of (0.8.0 to 0.12), which writes an address into the
-    program where this has the call's own text.
-    """
-
-    def split(
-        operands: Any, operand_shardings: Any, result: Any, result_sharding: Any, text: bytes
-    ) -> Any:
-        is_tuple = result.is_tuple()
-        results = result.tuple_shapes() if is_tuple else [result]
-        of_results = result_sharding.tuple_elements() if is_tuple else [result_sharding]
-        shapes = [x.dimensions() for x in (*operands, *results)]
-        shardings = [*operand_shardings, *of_results]
-        tiles = [_tiles(x, len(shape)) for x, shape in zip(shardings, shapes, strict=True)]
-        program, tiles_after = partition(shapes, tiles, text.decode())
-        after = [_hlo_sharding(x) for x in tiles_after]
-        of_results = after[len(operands) :]
-        return (
-            program.encode(),
-            after[: len(operands)],
-            _xla_client.HloSharding.tuple_sharding(result, of_results)
-            if is_tuple
-            else of_results[0],
-        )
-
-    def not_asked(*_: Any) -> Any:
-        # Shardy propagates shardings, by the rule that the call has.
-        raise NotImplementedError("jaxbridge has rules for Shardy alone")
-
-    register = functools.partial(
-        _xla_client.register_custom_call_partitioner,
-        name=target,
-        prop_user_sharding=not_asked,
-        partition=split,
-        infer_sharding_from_operands=not_asked,
-        can_side_effecting_have_replicated_sharding=True,
-    )
-    register()
-    _xla_bridge.register_plugin_callbacks(register)
-
-
-def _tiles(sharding: Any, rank: int) -> Tiles | None:
-    if sharding is None or not sharding.tile_assignment_dimensions() or sharding.is_replicated():
-        return None
-    counts = sharding.tile_assignment_dimensions()[:rank]
-    return np.array(sharding.tile_assignment_devices(), np.int64).reshape(*counts, -1)
-
-
-def _hlo_sharding(tiles: Tiles | None) -> Any:
-    if tiles is None:
-        return _xla_client.HloSharding.replicate()
-    described = _xla_client.OpSharding()
-    described.type = _xla_client.OpSharding.Type.OTHER
-    described.tile_assignment_dimensions = list(tiles.shape)
-    described.tile_assignment_devices = tiles.flatten().tolist()
-    described.replicate_on_last_tile_dim = True
-    return _xla_client.HloSharding.from_proto(described)
-
-
-def sharding_rule(
-    operands: Sequence[Sequence[str | None]],
-    results: Sequence[Sequence[str | None]],
-    operand_types: Sequence[Any],
-    result_types: Sequence[Any],
-) -> Any:
-    """Shardy's attribute for a call whose axes have these names; None: the axis stays whole.
-
-    JAX has no public way to make one for an operation (0.8.0 to 0.12).
-    """
-    # Names that Shardy takes, by ours, and by a number where there is none.
-    factors: dict[str | int, str] = {}
-
-    def mapping(names: Sequence[str | None]) -> Any:
-        return ArrayMapping(
-            *(
-                factors.setdefault(len(factors) if name is None else name, f"f{len(factors)}")
-                for name in names
-            )
-        )
-
-    rule = SdyShardingRule(
-        tuple(map(mapping, operands)),
-        tuple(map(mapping, results)),
-        need_replication_factors=tuple(f for k, f in factors.items() if isinstance(k, int)),
-    )
-    return _sharding_rules.sdy_sharding_rule_to_mlir(rule, list(operand_types), list(result_types))
-
-
 def on_explicit_axes(ctx: Any, value: Any, aval: Any) -> Any:
     """A value of a lowering that lies on the mesh's explicit axes as its type says.
 
     JAX's own operations say it of each of their results (0.8.0 to 0.12).
     """
     return _mlir.lower_with_sharding_in_types(ctx, value, aval)
-
-
-def has_shardy() -> bool:
-    """Whether Shardy partitions programs; XLA's older partitioner knows no rules of ours."""
-    return bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
 
 
 # ---- memory of others, and JAX's for others ------------------------------------------------------
@@ -443,8 +385,14 @@ imports_pinned_memory = _import_takes_kind
 _dlpack_pinned = 3
 
 
-def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: int) -> jax.Array:
+def import_dlpack(
+    capsule: Any, device: jax.Device, stream: int | None, kind: int, *, writable: bool
+) -> jax.Array:
     """The array of JAX in the memory of a DLPack capsule, which it consumes: never a copy.
+
+    On the CPU only what is imported as `writable` is updated in place where it is donated (0.8.3 and
+    later): there jaxlib takes a request for a copy for the owner's leave, and makes none of aligned
+    memory. On CUDA all is writable.
 
     `jax.dlpack.from_dlpack` would call the producer itself, which has no place for checks, and turn
     64-bit data into 32-bit copies; it also takes six times as long. jaxlib 0.8.0 copies on the CPU what
@@ -452,9 +400,9 @@ def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: in
     """
     args: tuple[Any, ...] = (capsule, device, stream)
     if _import_takes_kind:
-        args += (False, kind)
+        args += (writable, kind)
     elif _import_takes_copy:
-        args += (False,)
+        args += (writable,)
     return _jaxlib.dlpack_managed_tensor_to_buffer(*args)
 
 

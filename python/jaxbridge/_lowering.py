@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the primitive to a custom call: the only user of jax.ffi."""
+"""From primitives to custom calls: the only user of jax.ffi."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _partitioning, _plan, _sharding
+from . import _adapters, _compat, _compat_partitioner, _core, _partitioning, _plan, _sharding
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Two targets, since whether XLA may capture a call is a property of the handler.
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
+_target_fence = "jaxbridge.fence"
 
 
 def register_handlers() -> None:
@@ -87,7 +88,7 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         has_side_effect=site.has_side_effect,
     )
     outs: Any = rule(ctx, *operands, key=np.int64(key), spec=site.text)
-    if devices > 1 and _compat.has_shardy():
+    if devices > 1 and _compat_partitioner.has_shardy():
         shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
         if (axes := _sharding.splittable(site, *shapes)) is not None:
             _partitioning.make_splittable(outs[0].owner, axes)
@@ -96,6 +97,18 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
                 for out, aval in zip(outs, ctx.avals_out, strict=True)
             ]
     return outs
+
+
+def lower_fence(ctx: Any, *operands: Any) -> Any:
+    """The lowering rule of fences, on CUDA."""
+    _check_handlers()
+    rule = jax.ffi.ffi_lowering(
+        _target_fence,
+        operand_output_aliases={i: i for i in range(len(operands))},
+        # For XLA alone: JAX's own effects would cost its fast dispatch.
+        has_side_effect=True,
+    )
+    return rule(ctx, *operands)
 
 
 def _once(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend.mlir import ir
 
-from . import _compat
+from . import _compat_partitioner
 from ._sharding import Axes, Names
 
 target = "jaxbridge.split_call"
@@ -42,7 +42,7 @@ def make_splittable(call: Any, axes: Axes) -> None:
     call.attributes["backend_config"] = ir.StringAttr.get(text)
     # A status, and the text as it stands.
     call.attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2)
-    call.attributes["sdy.sharding_rule"] = _compat.sharding_rule(
+    call.attributes["sdy.sharding_rule"] = _compat_partitioner.sharding_rule(
         axes.operands,
         axes.results,
         [x.type for x in call.operands],
@@ -58,8 +58,8 @@ def _described(values: Any, names: Names) -> list[Any]:
 
 
 def _partition(
-    shapes: Sequence[Sequence[int]], tiles: Sequence[_compat.Tiles | None], text: str
-) -> tuple[str, list[_compat.Tiles | None]]:
+    shapes: Sequence[Sequence[int]], tiles: Sequence[_compat_partitioner.Tiles | None], text: str
+) -> tuple[str, list[_compat_partitioner.Tiles | None]]:
     """What XLA's partitioner is to put in the place of a call.
 
     Args:
@@ -97,7 +97,10 @@ class _Mesh:
 
     @classmethod
     def of(
-        cls, names: Sequence[str | None], shape: Sequence[int], tiles: _compat.Tiles | None
+        cls,
+        names: Sequence[str | None],
+        shape: Sequence[int],
+        tiles: _compat_partitioner.Tiles | None,
     ) -> "_Mesh":
         """What the tiles of one array say. XLA would pad what does not divide: that stays whole."""
         if tiles is None:
@@ -114,7 +117,7 @@ class _Mesh:
         devices = tiles.transpose(split + others).reshape(*counts, -1)
         return cls(dict(zip([names[i] or "" for i in split], counts, strict=True)), devices)
 
-    def tiles_of(self, names: Sequence[str | None]) -> _compat.Tiles | None:
+    def tiles_of(self, names: Sequence[str | None]) -> _compat_partitioner.Tiles | None:
         """How an array with axes of these names lies."""
         if self.devices is None:
             return None
@@ -140,4 +143,4 @@ module {{
 """
 
 
-_compat.register_partitioner(target, _partition)
+_compat_partitioner.register_partitioner(target, _partition)

@@ -67,7 +67,9 @@ def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
 def _with_refs(call: BoundCall, rules: Rules, *operands: Any) -> list[Any]:
     values = list(operands)
     for i in call.refs:
-        values[i] = operands[i][...]
+        # Without the barrier XLA gives the function a copy where the program has updated a part of the
+        # Ref before: reads for the update and for the call would be two uses of one value.
+        values[i] = jax.lax.optimization_barrier(operands[i][...])
     outs = bind_values(call, rules, values)
     declared = len(call.results) - len(call.refs)
     for i, out in zip(call.refs, outs[declared:], strict=True):

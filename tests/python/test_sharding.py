@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxbridge
 import processes
-from jaxbridge import _compat, _core, _partitioning, errors
+from jaxbridge import _compat_partitioner, _core, _partitioning, errors
 
 P = PartitionSpec
 _collectives = re.compile(
@@ -694,6 +694,6 @@ def test_other_arrays_lie_on_the_same_devices():
 
 def test_a_sharding_there_and_back():
     for of in (tiles(4, 2, 1), tiles(4, 1, 2), tiles(2, 4).T.reshape(4, 2, 1)):
-        again = _compat._tiles(_compat._hlo_sharding(of), of.ndim - 1)
+        again = _compat_partitioner._tiles(_compat_partitioner._hlo_sharding(of), of.ndim - 1)
         np.testing.assert_array_equal(again, of)
-    assert _compat._tiles(_compat._hlo_sharding(None), 2) is None
+    assert _compat_partitioner._tiles(_compat_partitioner._hlo_sharding(None), 2) is None
