@@ -22,12 +22,16 @@ from ._context import Context as Context
 from ._context import current as current
 from ._errors import reraise as reraise
 from ._from_external import from_external as from_external
-from ._from_external import release as release
 from ._function import Function as Function
 from ._function import call as call
 from ._function import function as function
+from ._inplace import inplace as inplace
 from ._lazy import lazy_apply as lazy_apply
 from ._lowering import export_checks as export_checks
+from ._ref import borrow as borrow
+from ._ref import ref as ref
+from ._release import release as release
+from ._sharded import sharded as sharded
 from ._to_external import to_external as to_external
 from ._to_external import view as view
 from ._ufunc import from_ufunc as from_ufunc
@@ -41,6 +45,7 @@ __version__ = _metadata.version("jaxbridge")
 __all__ = [
     "Context",
     "Function",
+    "borrow",
     "buffer",
     "call",
     "current",
@@ -50,10 +55,13 @@ __all__ = [
     "from_external",
     "from_ufunc",
     "function",
+    "inplace",
     "lazy_apply",
     "pointer",
+    "ref",
     "release",
     "reraise",
+    "sharded",
     "shares_memory",
     "to_external",
     "view",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _config, _core, _errors, _plan, _replay, _spec
 from ._identity import Witness
 from ._options import Options
+from ._sharding import Axes
 from ._spec import Template
 from ._state import States
 
@@ -39,7 +40,9 @@ class Registration:
             on_held=functools.partial(_plan.end_lease, site),
             on_not_captured=functools.partial(_replay.not_captured, site),
             on_compared=functools.partial(_replay.compare, site),
+            operand_names=_plan.operand_names(site),
             in_place=list(site.in_place),
+            external=list(site.external),
             limit=_config.cache_limit,
             graph=_graph_mode(site.options.graph),
         )
@@ -171,8 +174,12 @@ class CallSite:
     operand_count: int
     own_results: Template
     in_place: tuple[tuple[int, int], ...]
+    # Those of the operands in place that are Refs of memory of others.
+    external: tuple[int, ...]
     has_side_effect: bool
     durable: bool
+    # Before vmap; None: elementwise, or nothing says what may be split.
+    axes: Axes | None = None
 
     @property
     def name(self) -> str:
@@ -185,6 +192,10 @@ class CallSite:
     @property
     def options(self) -> "Options":
         return self.callee.options
+
+    def operand_name(self, index: int) -> str:
+        """What errors call an operand."""
+        return _plan.argument_name(self.arguments.paths()[index])
 
     def function_on(self, platform: str) -> Callable[..., Any]:
         return self.callee.on(platform)
@@ -228,6 +239,7 @@ class CallSite:
             isinstance(other, CallSite)
             and self.key == other.key
             and self.options == other.options
+            and self.axes == other.axes
             and self._means_the_same_as(other)
         )
 

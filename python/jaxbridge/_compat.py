@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of JAX's version and of its private modules.
+"""The only reader of JAX's version and, with `_compat_partitioner`, of its private modules.
 
 Each private need stands here with the versions it was seen on; tests/python/test_compat.py has a test
 for each, run on the oldest and the newest JAX.
@@ -7,6 +7,7 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
+import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax._src import ad_util as _ad_util
 from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
@@ -24,6 +26,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax as _jax_lib
+from jax._src.state import types as _state_types
 
 T = TypeVar("T")
 
@@ -85,12 +88,23 @@ def union_manual_axes(operands: Sequence[Any]) -> Sequence[Any]:
     return insert(*operands)
 
 
-def result_aval(shape: tuple[int, ...], dtype: Any, operands: Sequence[Any]) -> Any:
+def explicit_spec(aval: Any) -> tuple[Any, ...]:
+    """For each axis of an array the explicit axes of the mesh over which it is split, or None."""
+    if aval.sharding is None:
+        return ()
+    spec = aval.sharding.spec
+    # Later ones refuse to be a tuple where sums are yet to be made (0.12).
+    return tuple(getattr(spec, "partitions", None) or spec)
+
+
+def result_aval(
+    shape: tuple[int, ...], dtype: Any, operands: Sequence[Any], spec: Sequence[Any] = ()
+) -> Any:
     """The abstract value of a result that depends on `operands` (abstract values).
 
     It varies over the manual axes that they vary over: without that shard_map gives wrong gradients,
-    silently on 0.8.0. Nothing else of theirs is the result's: not their memory space, layout (0.12)
-    or sharding.
+    silently on 0.8.0. On explicit axes it lies as `spec` says: without it, whole. Nothing else of theirs
+    is the result's: not their memory space or layout (0.12).
 
     Raises:
         TypeError: an operand is a sum that is yet to be made over devices.
@@ -102,7 +116,7 @@ def result_aval(shape: tuple[int, ...], dtype: Any, operands: Sequence[Any]) -> 
                 f"an external function cannot take {a}, which is yet to be summed over "
                 f"{', '.join(sorted(map(str, axes)))}; sum it first with jax.lax.psum"
             )
-    sharding = _core.get_cur_mesh_sharding()
+    sharding = _core.get_cur_mesh_sharding(jax.sharding.PartitionSpec(*spec))
     if not hasattr(_core, "ManualAxisType"):  # 0.8, 0.9
         varying = frozenset[Any]().union(*(a.vma for a in arrays))
         return _core.ShapedArray(shape, dtype, sharding=sharding, vma=varying)
@@ -127,6 +141,56 @@ def is_concrete_ref(x: Any) -> bool:
 def is_ref(x: Any) -> bool:
     """Whether `x` is a `jax.Ref`, traced or not."""
     return isinstance(x, jax.ref.Ref)  # true of a tracer of one
+
+
+class ExternalRefType(_state_types.AbstractRef):  # type: ignore[misc]
+    """The type of Refs of memory of others: what a program knows of a Ref that is its argument.
+
+    JAX looks types of Refs up by class (0.8.0 to 0.12).
+    """
+
+    __slots__ = ()
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        new = super().update(*args, **kwargs)
+        return ExternalRefType(*(getattr(new, name) for name in _state_types.AbstractRef.__slots__))
+
+
+for _table in (
+    _core.aval_mapping_handlers,
+    _core.shard_aval_handlers,
+    _core.unshard_aval_handlers,
+    _ad_util.aval_zeros_likers,
+):
+    _table[ExternalRefType] = _table[_state_types.AbstractRef]
+
+
+def make_external_ref(array: jax.Array, storage: Callable[[Any], Any]) -> Any:
+    """A Ref without a copy of `array`, which `storage(type)` holds in `_buf`.
+
+    No public constructor does that (0.8.0 to 0.12). JAX reads `_buf` at each use, and puts the new
+    content into the array object that it finds there.
+    """
+    ref_type = ExternalRefType(jax.typeof(array))
+    return jax.ref.Ref(ref_type, storage(ref_type))
+
+
+def is_external_ref(x: Any) -> bool:
+    """Whether `x` is a Ref of memory of others, traced or not."""
+    return is_ref(x) and isinstance(jax.typeof(x), ExternalRefType)
+
+
+def ref_storage(ref: Any) -> Any:
+    """What a Ref that exists has its array in."""
+    return ref._refs
+
+
+ref_storage_type: Any = _core.ArrayRefImpl
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a transformation of JAX."""
+    return not _core.trace_state_clean()
 
 
 def wait_until_ready(x: Any) -> None:
@@ -198,18 +262,23 @@ def lowering_for_export(ctx: Any) -> bool:
 
 
 def devices_of_whole_arrays(ctx: Any) -> int:
-    """Over how many devices XLA spreads the arrays of a lowering; 1 inside shard_map, where it does not.
-
-    Raises:
-        NotImplementedError: inside shard_map, some axes are left to XLA.
-    """
+    """Over how many devices XLA spreads arrays: inside shard_map, along the axes that are not manual."""
     axis_context = ctx.module_context.axis_context
-    if not isinstance(axis_context, _sharding_impls.SPMDAxisContext):
-        return axis_context.num_devices or 1
-    left = set(axis_context.mesh.axis_names) - set(axis_context.manual_axes)
-    if any(axis_context.mesh.shape[axis] > 1 for axis in left):
-        raise NotImplementedError
-    return 1
+    if isinstance(axis_context, _sharding_impls.SPMDAxisContext):
+        mesh = axis_context.mesh
+        return math.prod(
+            n for axis, n in mesh.shape.items() if axis not in axis_context.manual_axes
+        )
+    # The context of pmap on 0.8, which has one device for each array, has none.
+    return getattr(axis_context, "num_devices", 1) or 1
+
+
+def in_shard_map(ctx: Any) -> bool:
+    """Whether a lowering is inside shard_map: some axes of its mesh are manual."""
+    axis_context = ctx.module_context.axis_context
+    return isinstance(axis_context, _sharding_impls.SPMDAxisContext) and bool(
+        axis_context.manual_axes
+    )
 
 
 def lower_traced(ctx: Any, fun: Any, operands: Sequence[Any]) -> Any:
@@ -298,6 +367,14 @@ def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
+def on_explicit_axes(ctx: Any, value: Any, aval: Any) -> Any:
+    """A value of a lowering that lies on the mesh's explicit axes as its type says.
+
+    JAX's own operations say it of each of their results (0.8.0 to 0.12).
+    """
+    return _mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
 # ---- memory of others, and JAX's for others ------------------------------------------------------
 
 _import_parameters: str = _jaxlib.dlpack_managed_tensor_to_buffer.__doc__ or ""
@@ -308,8 +385,14 @@ imports_pinned_memory = _import_takes_kind
 _dlpack_pinned = 3
 
 
-def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: int) -> jax.Array:
+def import_dlpack(
+    capsule: Any, device: jax.Device, stream: int | None, kind: int, *, writable: bool
+) -> jax.Array:
     """The array of JAX in the memory of a DLPack capsule, which it consumes: never a copy.
+
+    On the CPU only what is imported as `writable` is updated in place where it is donated (0.8.3 and
+    later): there jaxlib takes a request for a copy for the owner's leave, and makes none of aligned
+    memory. On CUDA all is writable.
 
     `jax.dlpack.from_dlpack` would call the producer itself, which has no place for checks, and turn
     64-bit data into 32-bit copies; it also takes six times as long. jaxlib 0.8.0 copies on the CPU what
@@ -317,9 +400,9 @@ def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: in
     """
     args: tuple[Any, ...] = (capsule, device, stream)
     if _import_takes_kind:
-        args += (False, kind)
+        args += (writable, kind)
     elif _import_takes_copy:
-        args += (False,)
+        args += (writable,)
     return _jaxlib.dlpack_managed_tensor_to_buffer(*args)
 
 

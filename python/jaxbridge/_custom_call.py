@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from . import _compat, _lowering
+from . import _compat, _lowering, _sharding
 from ._call_site import CallSite
 
 # Shape and dtype.
@@ -39,11 +39,45 @@ def _bind(site: CallSite, results: Sequence[Result], operands: Sequence[Any]) ->
 
 
 def abstract_eval(
-    *operands: Any, site: CallSite, results: tuple[Result, ...]
+    *operands: Any,
+    site: CallSite,
+    results: tuple[Result, ...],
+    specs: Sequence[Sequence[Any]] | None = None,
 ) -> tuple[list[Any], set[Any]]:
-    """The abstract results of a call, and its effects."""
+    """The abstract results of a call, and its effects.
+
+    Args:
+        operands: abstract values.
+        site: the call.
+        results: their types.
+        specs: how they lie on the explicit axes of a mesh; None: as the sharding rule says.
+    """
     effects = {_compat.call_effect} if site.has_side_effect else set()
-    return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
+    if specs is None:
+        specs = _specs_of_results(operands, site, results)
+    return [
+        _compat.result_aval(shape, dtype, operands, spec)
+        for (shape, dtype), spec in zip(results, specs, strict=True)
+    ], effects
+
+
+def is_on_explicit_axes(site: CallSite, operands: Sequence[Any]) -> bool:
+    """Whether operands are split over explicit axes of a mesh, and the call has to say how it is."""
+    # One with a side effect is made once, on whole arrays.
+    return not site.has_side_effect and any(any(_compat.explicit_spec(a)) for a in operands)
+
+
+def _specs_of_results(
+    operands: Sequence[Any], site: CallSite, results: tuple[Result, ...]
+) -> Sequence[Sequence[Any]]:
+    if not is_on_explicit_axes(site, operands):
+        return [()] * len(results)
+    return _sharding.specs_of_results(
+        site,
+        [aval.shape for aval in operands],
+        [_compat.explicit_spec(aval) for aval in operands],
+        [shape for shape, _ in results],
+    )
 
 
 custom_call_p.def_effectful_abstract_eval(abstract_eval)

@@ -398,11 +398,17 @@ def _bind(map_: LinearMap, vmaps: tuple[Vmap, ...], operands: Sequence[Any]) -> 
 
 @linear_p.def_abstract_eval
 def _linear_abstract_eval(*operands: Any, map: LinearMap, vmaps: tuple[Vmap, ...]) -> list[Any]:
-    if isinstance(map, Transpose):
+    specs: list[Any] = [()] * len(map.results)
+    explicit = any(any(_compat.explicit_spec(a)) for a in operands)
+    if isinstance(map, Transpose) or explicit:
         # It runs when the program is lowered; what is wrong with it is an error here.
-        jax.eval_shape(functools.partial(_linear_impl, map=map, vmaps=vmaps), *operands)
+        outs = jax.eval_shape(functools.partial(_linear_impl, map=map, vmaps=vmaps), *operands)
+        specs = [_compat.explicit_spec(out) for out in outs]
     batch = lengths(vmaps)
-    return [_compat.result_aval((*batch, *s), dtype, operands) for s, dtype in map.results]
+    return [
+        _compat.result_aval((*batch, *shape), dtype, operands, spec)
+        for (shape, dtype), spec in zip(map.results, specs, strict=True)
+    ]
 
 
 @linear_p.def_impl

@@ -24,21 +24,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import (
+    _aliases,
     _call_site,
     _compat,
     _errors,
     _identity,
-    _in_place,
     _options,
     _plan,
     _primitive,
     _results,
     _rule_calls,
     _rules,
+    _sharding,
     _spec,
 )
 from ._call_site import CallSite
 from ._callee import Callee
+from ._sharding import Axes, Rule
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
@@ -66,6 +68,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
         self._results = result_shape_dtypes
+        self._rule: Rule | None = None
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
@@ -92,8 +95,10 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         results: Any,
         operand_count: int,
         in_place: tuple[tuple[int, int], ...],
+        external: tuple[int, ...],
         own_results: Any,
         has_side_effect: bool,
+        axes: Axes | None,
     ) -> CallSite:
         callee = self.callee
         callee.tell()
@@ -105,6 +110,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             {
                 "arguments": encoded,
                 "elementwise": self.options.elementwise,
+                "external": external,
                 "frameworks": callee.frameworks,
                 "identities": callee.identities,
                 "in_place": in_place,
@@ -132,8 +138,10 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             operand_count,
             Template(own_results),
             in_place,
+            external,
             has_side_effect,
             durable,
+            axes,
         )
 
     # ---- the call ----------------------------------------------------------------------------
@@ -183,14 +191,14 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         results = [_results.shape_and_dtype(self.name, leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
-        pairs, own = _in_place.pair(self.name, self.options.inout, arguments, slot_tree)
+        pairs, own = _aliases.pair(self.name, self.options.inout, arguments, slot_tree)
         refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
         for i in refs:
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
             pairs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
             results.append((aval.shape, aval.dtype))
-        _in_place.check(self.name, pairs, operands, results)
+        _aliases.check(self.name, pairs, operands, results)
         own_slots = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, Slot))
         renumbered = jax.tree.unflatten(
             jax.tree.structure(own, is_leaf=lambda x: isinstance(x, Slot)),
@@ -199,8 +207,21 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
+        external = tuple(i for i in refs if _compat.is_external_ref(operands[i]))
+        axes = None
+        if self._rule is not None:
+            axes = self._rule.of_call(arguments, types_of_operands, slot_tree, results, pairs, refs)
+        elif self.options.vmap_method in _options.whole_batch_methods:
+            axes = _sharding.unnamed(types_of_operands, results)
         site = self._site(
-            arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect
+            arguments,
+            declared,
+            len(operands),
+            tuple(pairs),
+            external,
+            renumbered,
+            has_side_effect,
+            axes,
         )
         bound = _primitive.BoundCall(
             site,
@@ -270,6 +291,25 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
     # ---- the user's view ---------------------------------------------------------------------
+
+    def defsharding(self, rule: str) -> None:
+        """Says along which axes a call may be split over devices, each of which calls with its parts.
+
+        Args:
+            rule: the names of the axes of each array argument and result, as Shardy's sharding rules have
+                them: `"i j, j -> i"`. Axes of one name are split alike. One is split where some argument
+                and each result has it; others are whole on each device. `...` before the names of an array
+                stands for more axes. Arrays stand in the order of the arguments (keywords by name), a
+                pytree's as `jax.tree.leaves` has them. The axes that vmap adds need no name.
+
+        Raises:
+            ShardingError: it is no such rule; calls raise it where it does not fit their arrays.
+        """
+        if self.options.elementwise:
+            raise ValueError(
+                f"{self.name}: elementwise=True already says how a call is split; drop defsharding"
+            )
+        self._rule = Rule(self.name, rule)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.

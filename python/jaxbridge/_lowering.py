@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the primitive to a custom call: the only user of jax.ffi."""
+"""From primitives to custom calls: the only user of jax.ffi."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _plan
+from . import _adapters, _compat, _compat_partitioner, _core, _partitioning, _plan, _sharding
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Two targets, since whether XLA may capture a call is a property of the handler.
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
+_target_fence = "jaxbridge.fence"
 
 
 def register_handlers() -> None:
@@ -40,7 +41,8 @@ def _check_handlers() -> None:
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through."""
     return [
-        jax.export.DisabledSafetyCheck.custom_call(name) for name in (_target, _target_capturable)
+        jax.export.DisabledSafetyCheck.custom_call(name)
+        for name in (_target, _target_capturable, _partitioning.target)
     ]
 
 
@@ -59,7 +61,13 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'find it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module"
         )
-    if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
+    devices = _compat.devices_of_whole_arrays(ctx)
+    if site.has_side_effect and devices > 1:
+        if _compat.in_shard_map(ctx):
+            raise NotImplementedError(
+                f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
+                f"shard_map: leave out axis_names="
+            )
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
     hold = site.hold()
@@ -79,17 +87,28 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
-    return rule(ctx, *operands, key=np.int64(key), spec=site.text)
+    outs: Any = rule(ctx, *operands, key=np.int64(key), spec=site.text)
+    if devices > 1 and _compat_partitioner.has_shardy():
+        shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+        if (axes := _sharding.splittable(site, *shapes)) is not None:
+            _partitioning.make_splittable(outs[0].owner, axes)
+            outs = [
+                _compat.on_explicit_axes(ctx, out, aval)
+                for out, aval in zip(outs, ctx.avals_out, strict=True)
+            ]
+    return outs
 
 
-def _devices(site: "CallSite", ctx: Any) -> int:
-    try:
-        return _compat.devices_of_whole_arrays(ctx)
-    except NotImplementedError as error:
-        raise NotImplementedError(
-            f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
-            f"shard_map: leave out axis_names="
-        ) from error
+def lower_fence(ctx: Any, *operands: Any) -> Any:
+    """The lowering rule of fences, on CUDA."""
+    _check_handlers()
+    rule = jax.ffi.ffi_lowering(
+        _target_fence,
+        operand_output_aliases={i: i for i in range(len(operands))},
+        # For XLA alone: JAX's own effects would cost its fast dispatch.
+        has_side_effect=True,
+    )
+    return rule(ctx, *operands)
 
 
 def _once(

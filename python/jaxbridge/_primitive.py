@@ -73,7 +73,9 @@ def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
 def _with_refs(call: BoundCall, rules: Rules, *operands: Any) -> list[Any]:
     values = list(operands)
     for i in call.refs:
-        values[i] = operands[i][...]
+        # Without the barrier XLA gives the function a copy where the program has updated a part of the
+        # Ref before: reads for the update and for the call would be two uses of one value.
+        values[i] = jax.lax.optimization_barrier(operands[i][...])
     outs = bind_values(call, rules, values)
     declared = len(call.results) - len(call.refs)
     for i, out in zip(call.refs, outs[declared:], strict=True):
@@ -92,7 +94,13 @@ def bind_values(call: BoundCall, rules: Rules, values: Sequence[Any]) -> list[An
 def _abstract_eval(*operands: Any, call: BoundCall, rules: Rules) -> tuple[list[Any], set[Any]]:
     batch = lengths(call.vmaps)
     results = tuple(((*batch, *shape), dtype) for shape, dtype in call.results)
-    return _custom_call.abstract_eval(*operands, site=call.site, results=results)
+    specs = None
+    if batch and _custom_call.is_on_explicit_axes(call.site, operands):
+        # Where the batch axes lie is what the calls that it becomes say.
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in operands]
+        outs = jax.eval_shape(_expanded(call, rules), *types)
+        specs = [_compat.explicit_spec(out) for out in outs]
+    return _custom_call.abstract_eval(*operands, site=call.site, results=results, specs=specs)
 
 
 call_p.def_effectful_abstract_eval(_abstract_eval)

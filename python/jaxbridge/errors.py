@@ -36,3 +36,7 @@ class DerivativeError(JaxbridgeError, TypeError):
 
 class BatchingError(JaxbridgeError, ValueError):
     """vmap was asked of a function that says nothing about it."""
+
+
+class ShardingError(JaxbridgeError, ValueError):
+    """A sharding rule does not fit, or arrays are sharded where a call cannot be split."""

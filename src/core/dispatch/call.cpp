@@ -125,8 +125,8 @@ result<std::size_t> buffer_count(const ffi::call_frame& frame) noexcept {
   return static_cast<std::size_t>(frame.args.size) + static_cast<std::size_t>(frame.rets.size);
 }
 
-status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
-              call& out) noexcept {
+status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* memory,
+                     call& out) noexcept {
   any_buffer* next = memory;
   for (std::int64_t i = 0; i < frame.args.size; ++i) {
     if (status s = decode_buffer(frame.args.args[i], frame.args.types[i], "operand", i, *next++);
@@ -143,21 +143,6 @@ status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
     }
   }
   out.results = {first_result, static_cast<std::size_t>(frame.rets.size)};
-
-  if (status s = check_list(frame.attrs, frame.attrs.attrs, "attributes"); !s.ok()) return s;
-  if (frame.attrs.size > 0 && frame.attrs.names == nullptr) {
-    return malformed("attributes have no names");
-  }
-  const attributes_view attributes(frame.attrs);
-  const std::optional<std::int64_t> key = attributes.scalar<std::int64_t>("key");
-  const std::optional<std::string_view> spec = attributes.string("spec");
-  if (!key || !spec) {
-    return {status_code::invalid_argument,
-            "this custom call has no attribute 'key' (int64) or no 'spec' (string); the target "
-            "jaxbridge.call serves what jaxbridge lowers, and nothing else"};
-  }
-  out.key = *key;
-  out.spec = *spec;
 
   if (frame.api == nullptr ||
       !ffi::has_slot(frame.api->struct_size, offsetof(ffi::api, stream_get))) {
@@ -182,6 +167,26 @@ status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
     }
     out.stream = stream_ref(get.stream);
   }
+  return {};
+}
+
+status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
+              call& out) noexcept {
+  if (status s = decode_memory(frame, where, memory, out); !s.ok()) return s;
+  if (status s = check_list(frame.attrs, frame.attrs.attrs, "attributes"); !s.ok()) return s;
+  if (frame.attrs.size > 0 && frame.attrs.names == nullptr) {
+    return malformed("attributes have no names");
+  }
+  const attributes_view attributes(frame.attrs);
+  const std::optional<std::int64_t> key = attributes.scalar<std::int64_t>("key");
+  const std::optional<std::string_view> spec = attributes.string("spec");
+  if (!key || !spec) {
+    return {status_code::invalid_argument,
+            "this custom call has no attribute 'key' (int64) or no 'spec' (string); the target "
+            "jaxbridge.call serves what jaxbridge lowers, and nothing else"};
+  }
+  out.key = *key;
+  out.spec = *spec;
   return {};
 }
 
