@@ -3,14 +3,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _plan
+from . import _compat, _core
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -38,9 +38,13 @@ def _check_handlers() -> None:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through."""
+    """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through.
+
+    Native functions have targets of their own: call it when their libraries are loaded.
+    """
     return [
-        jax.export.DisabledSafetyCheck.custom_call(name) for name in (_target, _target_capturable)
+        jax.export.DisabledSafetyCheck.custom_call(name)
+        for name in (_target, _target_capturable, *sorted(_own_targets))
     ]
 
 
@@ -62,6 +66,10 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
+    own = site.callee.ffi_target(site, ctx.avals_in, ctx.avals_out)
+    if own is not None:
+        return _lower_to(own, ctx, operands, site)
+    site = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
     hold = site.hold()
     # Graphs that XLA captures work on memory of the registration's, also after clear().
     if (not hold.is_durable or site.options.graph == "xla") and not is_export:
@@ -80,6 +88,44 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         has_side_effect=site.has_side_effect,
     )
     return rule(ctx, *operands, key=np.int64(key), spec=site.text)
+
+
+class FfiTarget(NamedTuple):
+    """A handler that XLA calls for a Function by itself.
+
+    Attributes:
+        name: under which it is registered.
+        attributes: as `jax.ffi` takes them.
+        hidden: the types (shape, dtype) of results behind those that the caller gets.
+    """
+
+    name: str
+    attributes: dict[str, Any]
+    hidden: tuple[tuple[tuple[int, ...], Any], ...] = ()
+
+
+def register_target(name: str, platform: str, handlers: dict[str, Any]) -> None:
+    """Gives XLA a handler of somebody else's: a capsule for each stage ("execute", "initialize")."""
+    handler = handlers["execute"] if len(handlers) == 1 else handlers
+    where = {"cpu": "cpu", "cuda": "CUDA"}[platform]
+    jax.ffi.register_ffi_target(name, handler, platform=where, api_version=1)
+    _own_targets.add(name)
+
+
+_own_targets: set[str] = set()
+
+
+def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> Any:
+    """The call of a handler of the function's own: nothing of ours is between XLA and it."""
+    _own_targets.add(target.name)
+    rule = jax.ffi.ffi_lowering(
+        target.name,
+        operand_output_aliases=dict(site.in_place),
+        has_side_effect=site.has_side_effect,
+    )
+    hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
+    own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
+    return rule(own, *operands, **target.attributes)[: len(ctx.avals_out)]
 
 
 def _devices(site: "CallSite", ctx: Any) -> int:
@@ -131,10 +177,4 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
             f'with jax.default_device(jax.devices("cpu")[0])'
         )
     site.function_on(platform)
-    framework = site.framework_on(platform)
-    if platform not in _compat.local_platforms():
-        return  # another machine runs it: what is installed here does not count
-    at = "cpu" if platform == "cuda" and framework == "numpy" else platform
-    adapter = _adapters.get(framework)
-    for aval in (*ctx.avals_in, *ctx.avals_out):
-        _plan.check_array(site.name, adapter, aval.dtype, len(aval.shape), at)
+    site.callee.check_arrays(platform, ctx.avals_in, ctx.avals_out)

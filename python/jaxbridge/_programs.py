@@ -68,6 +68,7 @@ def _resolve(key: int, text: str) -> Any:
         tuple((a, b) for a, b in spec["in_place"]),
         spec["side_effect"],
         True,
+        types=spec.get("types"),
     )
     return site.hold().registration.target
 

@@ -36,3 +36,7 @@ class DerivativeError(JaxbridgeError, TypeError):
 
 class BatchingError(JaxbridgeError, ValueError):
     """vmap was asked of a function that says nothing about it."""
+
+
+class SignatureError(JaxbridgeError, ValueError):
+    """A text is no signature of a native function, or the function can have no such parameter."""
