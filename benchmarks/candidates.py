@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -285,6 +286,80 @@ def _() -> Subject:
 def _() -> Subject:
     ours = jax.block_until_ready(jax.numpy.ones(SPEC.size, np.float32))
     return eager(lambda: np.from_dlpack(ours))
+
+
+# ---- memory that is updated in place -----------------------------------------------------------
+
+
+def state() -> tuple[Any, Callable[[], float], Callable[[], None]]:
+    """An array of another library, its first element, and a wait until the device is done."""
+    if PLATFORM == "cpu":
+        array: Any = jaxbridge.empty(SPEC.size, np.float32)
+        array[...] = 0
+        return array, lambda: float(array[0]), lambda: None
+    import cupy
+
+    array = cupy.zeros(SPEC.size, np.float32)
+    wait = cupy.cuda.Device().synchronize
+    wait()
+    return array, lambda: float(array[0]), wait
+
+
+def steps(step: Callable[[], Any], value: Callable[[], float], wait: Callable[[], Any]) -> Subject:
+    """A step that adds one: until it returns, and until it is done."""
+
+    def run(waits: bool) -> float:
+        start = time.perf_counter()
+        step()
+        if waits:
+            wait()
+        seconds = time.perf_counter() - start
+        wait()
+        return seconds
+
+    for _ in range(3):
+        step()
+    wait()
+    if value() != 3:
+        raise AssertionError(f"{value()} after 3 steps")
+    return {"one": lambda: run(True), "dispatch": lambda: run(False)}
+
+
+@candidate("donating jit")
+def _() -> Subject:
+    program = jax.jit(lambda v: v + 1, donate_argnums=0)
+    held = [jax.numpy.zeros(SPEC.shape, SPEC.dtype)]
+
+    def step() -> None:
+        held[0] = program(held[0])
+
+    return steps(step, lambda: float(held[0][0]), lambda: held[0].block_until_ready())
+
+
+def ref_steps(ref: Any) -> Subject:
+    program = jax.jit(lambda r: r.__setitem__(..., r[...] + 1))
+    wait = jaxbridge._compat.wait_until_ready
+    return steps(lambda: program(ref), lambda: float(ref[0]), lambda: wait(ref))
+
+
+@candidate("jit with a Ref")
+def _() -> Subject:
+    return ref_steps(jax.new_ref(jax.numpy.zeros(SPEC.shape, SPEC.dtype)))
+
+
+_owner = () if PLATFORM == "cpu" else ("cupy",)
+
+
+@candidate("jaxbridge, inplace", *_owner)
+def _() -> Subject:
+    array, value, wait = state()
+    step = jaxbridge.inplace(lambda v: v + 1)
+    return steps(lambda: step(array), value, wait)
+
+
+@candidate("jaxbridge, ref", *_owner)
+def _() -> Subject:
+    return ref_steps(jaxbridge.ref(state()[0]))
 
 
 # ---- JAX's own ways ----------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from ._context import current as current
 from ._errors import reraise as reraise
 from ._ffi import ffi as ffi
 from ._from_external import from_external as from_external
-from ._from_external import release as release
 from ._function import Function as Function
 from ._function import call as call
 from ._function import function as function
+from ._inplace import inplace as inplace
 from ._kernel import cuda_kernel as cuda_kernel
 from ._lazy import lazy_apply as lazy_apply
 from ._load import Library as Library
@@ -36,6 +36,10 @@ from ._native_author import get_cmake_dir as get_cmake_dir
 from ._native_author import get_include as get_include
 from ._signature import Parameter as Parameter
 from ._signature import Signature as Signature
+from ._ref import borrow as borrow
+from ._ref import ref as ref
+from ._release import release as release
+from ._sharded import sharded as sharded
 from ._to_external import to_external as to_external
 from ._to_external import view as view
 from ._ufunc import from_ufunc as from_ufunc
@@ -53,6 +57,7 @@ __all__ = [
     "Parameter",
     "Signature",
     "bind",
+    "borrow",
     "buffer",
     "call",
     "cuda_kernel",
@@ -66,11 +71,14 @@ __all__ = [
     "function",
     "get_cmake_dir",
     "get_include",
+    "inplace",
     "lazy_apply",
     "load",
     "pointer",
+    "ref",
     "release",
     "reraise",
+    "sharded",
     "shares_memory",
     "to_external",
     "view",

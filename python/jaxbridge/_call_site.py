@@ -55,7 +55,9 @@ def python_target(site: "CallSite", states: dict[Any, States]) -> Any:
         on_held=functools.partial(_plan.end_lease, site),
         on_not_captured=functools.partial(_replay.not_captured, site),
         on_compared=functools.partial(_replay.compare, site),
+        operand_names=_plan.operand_names(site),
         in_place=list(site.in_place),
+        external=list(site.external),
         limit=_config.cache_limit,
         graph=_graph_mode(site.options.graph),
     )
@@ -176,6 +178,8 @@ class CallSite:
     operand_count: int
     own_results: Template
     in_place: tuple[tuple[int, int], ...]
+    # Those of the operands in place that are Refs of memory of others.
+    external: tuple[int, ...]
     has_side_effect: bool
     durable: bool
     # (dtype, shape) of each operand and of each result, where the target is made for these alone.

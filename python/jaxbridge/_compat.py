@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax._src import ad_util as _ad_util
 from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
@@ -24,6 +25,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax as _jax_lib
+from jax._src.state import types as _state_types
 
 T = TypeVar("T")
 
@@ -127,6 +129,56 @@ def is_concrete_ref(x: Any) -> bool:
 def is_ref(x: Any) -> bool:
     """Whether `x` is a `jax.Ref`, traced or not."""
     return isinstance(x, jax.ref.Ref)  # true of a tracer of one
+
+
+class ExternalRefType(_state_types.AbstractRef):  # type: ignore[misc]
+    """The type of Refs of memory of others: what a program knows of a Ref that is its argument.
+
+    JAX looks types of Refs up by class (0.8.0 to 0.12).
+    """
+
+    __slots__ = ()
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        new = super().update(*args, **kwargs)
+        return ExternalRefType(*(getattr(new, name) for name in _state_types.AbstractRef.__slots__))
+
+
+for _table in (
+    _core.aval_mapping_handlers,
+    _core.shard_aval_handlers,
+    _core.unshard_aval_handlers,
+    _ad_util.aval_zeros_likers,
+):
+    _table[ExternalRefType] = _table[_state_types.AbstractRef]
+
+
+def make_external_ref(array: jax.Array, storage: Callable[[Any], Any]) -> Any:
+    """A Ref without a copy of `array`, which `storage(type)` holds in `_buf`.
+
+    No public constructor does that (0.8.0 to 0.12). JAX reads `_buf` at each use, and puts the new
+    content into the array object that it finds there.
+    """
+    ref_type = ExternalRefType(jax.typeof(array))
+    return jax.ref.Ref(ref_type, storage(ref_type))
+
+
+def is_external_ref(x: Any) -> bool:
+    """Whether `x` is a Ref of memory of others, traced or not."""
+    return is_ref(x) and isinstance(jax.typeof(x), ExternalRefType)
+
+
+def ref_storage(ref: Any) -> Any:
+    """What a Ref that exists has its array in."""
+    return ref._refs
+
+
+ref_storage_type: Any = _core.ArrayRefImpl
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a transformation of JAX."""
+    return not _core.trace_state_clean()
 
 
 def wait_until_ready(x: Any) -> None:
@@ -308,8 +360,14 @@ imports_pinned_memory = _import_takes_kind
 _dlpack_pinned = 3
 
 
-def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: int) -> jax.Array:
+def import_dlpack(
+    capsule: Any, device: jax.Device, stream: int | None, kind: int, *, writable: bool
+) -> jax.Array:
     """The array of JAX in the memory of a DLPack capsule, which it consumes: never a copy.
+
+    On the CPU only what is imported as `writable` is updated in place where it is donated (0.8.3 and
+    later): there jaxlib takes a request for a copy for the owner's leave, and makes none of aligned
+    memory. On CUDA all is writable.
 
     `jax.dlpack.from_dlpack` would call the producer itself, which has no place for checks, and turn
     64-bit data into 32-bit copies; it also takes six times as long. jaxlib 0.8.0 copies on the CPU what
@@ -317,9 +375,9 @@ def import_dlpack(capsule: Any, device: jax.Device, stream: int | None, kind: in
     """
     args: tuple[Any, ...] = (capsule, device, stream)
     if _import_takes_kind:
-        args += (False, kind)
+        args += (writable, kind)
     elif _import_takes_copy:
-        args += (False,)
+        args += (writable,)
     return _jaxlib.dlpack_managed_tensor_to_buffer(*args)
 
 

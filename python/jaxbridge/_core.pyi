@@ -80,6 +80,11 @@ def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
     Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the legacy default stream.
     """
 
+def owner_wrote(pointer: int, stream: int, ordinal: int) -> None:
+    """
+    What is on the owner's stream now comes before the next fence of the memory at that address, which JAX has imported.
+    """
+
 def export_stream(ordinal: int) -> int:
     """A stream without work, on which arrays of JAX become ready for others."""
 
@@ -108,6 +113,11 @@ def fill(buffer: Buffer, value: int) -> None:
 def driver_info() -> dict[str, object]:
     """
     Loads the driver and says what was found: error, path, version, missing, devices.
+    """
+
+def is_dense_at(array: object, pointer: int, nbytes: int) -> bool:
+    """
+    Whether an object with the buffer protocol is writable, row-major and has that memory.
     """
 
 def as_array(buffer: Buffer) -> numpy.ndarray:
@@ -151,7 +161,7 @@ class Plan:
 class Target:
     """What a key stands for: calls Python."""
 
-    def __init__(self, *, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], on_not_captured: Callable[[str], None], on_compared: Callable[..., None], in_place: Sequence[tuple[int, int]], limit: int, graph: str) -> None: ...
+    def __init__(self, *, make_plan: Callable[..., Plan], on_error: Callable[..., str], on_held: Callable[..., None], on_not_captured: Callable[[str], None], on_compared: Callable[..., None], operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], limit: int, graph: str) -> None: ...
 
     @property
     def replays(self) -> int:
@@ -411,9 +421,9 @@ def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, own
     Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory, unless the producer is trusted.
     """
 
-def hand_over(view: View, used_on: int | None, kept: object) -> Any:
+def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> Any:
     """
-    A DLPack capsule for JAX, dense views only. The view ends when the device is past what `used_on` has when JAX lets go.
+    A DLPack capsule for JAX, dense views only. The view ends when the device is past what `used_on` has when JAX lets go. `as_device`: pinned memory as that of a device.
     """
 
 def live_imports(pointer: int) -> int:

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import (
+    _aliases,
     _call_site,
     _compat,
     _errors,
     _identity,
-    _in_place,
     _options,
     _plan,
     _primitive,
@@ -89,6 +89,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         results: Any,
         operand_count: int,
         in_place: tuple[tuple[int, int], ...],
+        external: tuple[int, ...],
         own_results: Any,
         has_side_effect: bool,
     ) -> CallSite:
@@ -102,6 +103,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             {
                 "arguments": encoded,
                 "elementwise": self.options.elementwise,
+                "external": external,
                 "frameworks": callee.frameworks,
                 "identities": callee.identities,
                 "in_place": in_place,
@@ -129,6 +131,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             operand_count,
             Template(own_results),
             in_place,
+            external,
             has_side_effect,
             durable,
         )
@@ -178,14 +181,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         results = [_results.shape_and_dtype(self.name, leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
-        pairs, own = _in_place.pair(self.name, self.options.inout, arguments, slot_tree)
+        pairs, own = _aliases.pair(self.name, self.options.inout, arguments, slot_tree)
         refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
         for i in refs:
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
             pairs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
             results.append((aval.shape, aval.dtype))
-        _in_place.check(self.name, pairs, operands, results)
+        _aliases.check(self.name, pairs, operands, results)
         own_slots = jax.tree.leaves(own, is_leaf=lambda x: isinstance(x, Slot))
         renumbered = jax.tree.unflatten(
             jax.tree.structure(own, is_leaf=lambda x: isinstance(x, Slot)),
@@ -194,8 +197,9 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
+        external = tuple(i for i in refs if _compat.is_external_ref(operands[i]))
         site = self._site(
-            arguments, declared, len(operands), tuple(pairs), renumbered, has_side_effect
+            arguments, declared, len(operands), tuple(pairs), external, renumbered, has_side_effect
         )
         bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the primitive to a custom call: the only user of jax.ffi."""
+"""From primitives to custom calls: the only user of jax.ffi."""
 
 import functools
 from collections.abc import Callable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Two targets, since whether XLA may capture a call is a property of the handler.
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
+_target_fence = "jaxbridge.fence"
 
 
 def register_handlers() -> None:
@@ -126,6 +127,18 @@ def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> A
     hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
     own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
     return rule(own, *operands, **target.attributes)[: len(ctx.avals_out)]
+
+
+def lower_fence(ctx: Any, *operands: Any) -> Any:
+    """The lowering rule of fences, on CUDA."""
+    _check_handlers()
+    rule = jax.ffi.ffi_lowering(
+        _target_fence,
+        operand_output_aliases={i: i for i in range(len(operands))},
+        # For XLA alone: JAX's own effects would cost its fast dispatch.
+        has_side_effect=True,
+    )
+    return rule(ctx, *operands)
 
 
 def _devices(site: "CallSite", ctx: Any) -> int:

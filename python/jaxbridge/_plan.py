@@ -474,6 +474,15 @@ def _result_paths(site: "CallSite") -> dict[int, str]:
     return {own[position]: path for position, path in paths.items()}
 
 
+def operand_names(site: "CallSite") -> list[str]:
+    """What messages call the operands."""
+    paths = site.arguments.paths()
+    return [
+        f"{site.name}: argument {argument_name(paths.get(i, str(i)))}"
+        for i in range(site.operand_count)
+    ]
+
+
 def argument_name(path: str) -> str:
     """`[0][2]['x']` (of (args, kwargs)) as `2['x']`; `[1]['y']` as `y`."""
     if path.startswith("[0]"):

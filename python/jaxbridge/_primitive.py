@@ -54,7 +54,9 @@ def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
 def _with_refs(bound: BoundCall, *operands: Any) -> list[Any]:
     values = list(operands)
     for i in bound.refs:
-        values[i] = operands[i][...]
+        # Without the barrier XLA gives the function a copy where the program has updated a part of the
+        # Ref before: reads for the update and for the call would be two uses of one value.
+        values[i] = jax.lax.optimization_barrier(operands[i][...])
     outs = _bind_values(bound, values)
     declared = len(bound.results) - len(bound.refs)
     for i, out in zip(bound.refs, outs[declared:], strict=True):

@@ -66,6 +66,7 @@ def _resolve(key: int, text: str) -> Any:
         spec["operands"],
         Template(own_results),
         tuple((a, b) for a, b in spec["in_place"]),
+        tuple(spec["external"]),
         spec["side_effect"],
         True,
         types=spec.get("types"),

@@ -10,6 +10,7 @@
 #include "core/cuda/driver.hpp"
 #include "core/cuda/export_stream.hpp"
 #include "core/cuda/stream_order.hpp"
+#include "core/memory/live_imports.hpp"
 #include "python/buffer.hpp"
 
 namespace jaxbridge::python {
@@ -70,6 +71,15 @@ void bind_driver(nb::module_& m) {
       nb::arg("from_stream"), nb::arg("to_stream"), nb::arg("ordinal"),
       "Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the "
       "legacy default stream.");
+  m.def(
+      "owner_wrote",
+      [](std::uintptr_t pointer, std::uintptr_t stream, int ordinal) {
+        on_device(ordinal, [&] { return memory::owner_wrote(pointer, stream_at(stream)); });
+      },
+      nb::arg("pointer"), nb::arg("stream"), nb::arg("ordinal"),
+      "What is on the owner's stream now comes before the next fence of the memory at that "
+      "address, "
+      "which JAX has imported.");
   m.def(
       "export_stream",
       [](int ordinal) {

@@ -134,7 +134,22 @@ bool is_as_new(nb::handle array, nb::handle buffer) noexcept {
 
 nb::handle as_array_function() { return function(); }
 
+bool is_dense_at(nb::handle array, std::uintptr_t address, std::size_t bytes) {
+  Py_buffer seen;
+  if (PyObject_GetBuffer(array.ptr(), &seen, PyBUF_CONTIG) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool same = reinterpret_cast<std::uintptr_t>(seen.buf) == address &&
+                    static_cast<std::size_t>(seen.len) == bytes;
+  PyBuffer_Release(&seen);
+  return same;
+}
+
 void bind_numpy_array(nb::module_& m) {
+  m.def("is_dense_at", &is_dense_at, nb::arg("array"), nb::arg("pointer"), nb::arg("nbytes"),
+        nb::sig("def is_dense_at(array: object, pointer: int, nbytes: int) -> bool"),
+        "Whether an object with the buffer protocol is writable, row-major and has that memory.");
   m.def("as_array", &as_array, nb::arg("buffer"),
         nb::sig("def as_array(buffer: Buffer) -> numpy.ndarray"),
         "A NumPy array over a buffer on the CPU, which is its base.");

@@ -136,26 +136,19 @@ nb::list positions_of_held(const std::vector<binding::lease>& leases) {
 
 python_target::python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
                              nb::object on_not_captured, nb::object on_compared,
-                             std::vector<index_pair> in_place, std::size_t limit, graph_mode graph)
+                             dispatch::in_place in_place, std::size_t limit, graph_mode graph)
     : make_plan_(std::move(make_plan)),
       on_error_(std::move(on_error)),
       on_held_(std::move(on_held)),
-      in_place_(std::move(in_place)),
       limit_(limit),
+      in_place_(std::move(in_place)),
       capturable_(graph == graph_mode::xla) {
-  for (const auto& [operand, result] : in_place_) {
-    if (operand >= dispatch::max_buffers || result >= dispatch::max_buffers) {
-      throw std::invalid_argument("in_place names buffers that no call has");
-    }
-    if (writable_operand_.size() <= operand) writable_operand_.resize(operand + 1);
-    writable_operand_[operand] = true;
-  }
   if (graph == graph_mode::verify) {
-    replayer_ = std::make_unique<replayer>(limit, in_place_, std::move(on_not_captured),
+    replayer_ = std::make_unique<replayer>(limit, in_place_.pairs(), std::move(on_not_captured),
                                            std::move(on_compared));
   } else if (graph == graph_mode::replay) {
-    replayer_ =
-        std::make_unique<replayer>(limit, in_place_, std::move(on_not_captured), nb::object());
+    replayer_ = std::make_unique<replayer>(limit, in_place_.pairs(), std::move(on_not_captured),
+                                           nb::object());
   }
 }
 
@@ -180,23 +173,6 @@ python_target::~python_target() {
   if (replayer_ != nullptr) replayer_->clear();  // which waits, without the GIL
   replayer_.reset();
   plans_.clear();
-}
-
-status python_target::check_in_place(const dispatch::call& c) const {
-  for (const auto& [operand, result] : in_place_) {
-    if (operand >= c.operands.size() || result >= c.results.size()) {
-      return {status_code::internal, "in-place operand " + std::to_string(operand) + " or result " +
-                                         std::to_string(result) + " is not in the call"};
-    }
-    const any_buffer& in = c.operands[operand];
-    if (in.data != c.results[result].data && in.size() > 0) {
-      return {status_code::internal,
-              "operand " + std::to_string(operand) +
-                  " is declared in place, but XLA gave its result other memory; the update would "
-                  "be lost. Please report this with the program."};
-    }
-  }
-  return {};
 }
 
 std::size_t python_target::kept() const noexcept {
@@ -250,7 +226,7 @@ std::shared_ptr<binding> python_target::make_binding(const plan& p, const dispat
   const stream_ref stream = host == nullptr ? c.stream : stream_ref();
   auto b = std::make_shared<binding>();
   for (std::size_t i = 0; i < operand_count; ++i) {
-    const bool writable = i < writable_operand_.size() && writable_operand_[i];
+    const bool writable = in_place_.writes(i);
     void* data = host == nullptr ? c.operands[i].data : (*host)[i];
     b->operands.push_back(
         nb::cast(call_buffer{data, p.operands[i], where, stream, !writable, false}));
@@ -401,7 +377,6 @@ void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::cal
 
 status python_target::invoke_with_gil(const dispatch::call& c) {
   ++calls_;
-  if (status s = check_in_place(c); !s.ok()) return s;
   const std::shared_ptr<plan> p = plan_for(c);
   if (!p->staged) {
     run(p, c, nullptr);
@@ -415,7 +390,7 @@ status python_target::invoke_with_gil(const dispatch::call& c) {
   for (const any_buffer& b : c.operands) offsets.push_back(layout.add(b.size_bytes()));
   for (const any_buffer& b : c.results) offsets.push_back(layout.add(b.size_bytes()));
   // An in-place operand and its result are one memory on the host too.
-  for (const auto& [operand, result] : in_place_) {
+  for (const auto& [operand, result] : in_place_.pairs()) {
     offsets[c.operands.size() + result] = offsets[operand];
   }
   result<cuda::staging_block> leased = [&] {
@@ -446,6 +421,7 @@ status python_target::invoke(const dispatch::call& c) noexcept {
             "the Python interpreter is shutting down: a call that a program still had to make was "
             "not made. Wait for results (jax.block_until_ready) before the program ends."};
   }
+  if (status s = in_place_.check(c); !s.ok()) return s;
   if (replayer_ != nullptr && c.device.platform == platform::cuda) {
     if (std::optional<status> replayed = replayer_->replay(c)) return *std::move(replayed);
   }
@@ -470,20 +446,25 @@ void bind_target(nb::module_& m) {
           "__init__",
           [](python_target* self, nb::object make_plan, nb::object on_error, nb::object on_held,
              nb::object on_not_captured, nb::object on_compared,
-             std::vector<python_target::index_pair> in_place, std::size_t limit,
-             const std::string& graph) {
+             std::vector<std::string> operand_names,
+             std::vector<dispatch::in_place::index_pair> in_place,
+             std::vector<std::size_t> external, std::size_t limit, const std::string& graph) {
             new (self) python_target(std::move(make_plan), std::move(on_error), std::move(on_held),
                                      std::move(on_not_captured), std::move(on_compared),
-                                     std::move(in_place), limit, graph_mode_of(graph));
+                                     dispatch::in_place(std::move(operand_names),
+                                                        std::move(in_place), std::move(external)),
+                                     limit, graph_mode_of(graph));
           },
           nb::kw_only(), nb::arg("make_plan"), nb::arg("on_error"), nb::arg("on_held"),
-          nb::arg("on_not_captured"), nb::arg("on_compared"), nb::arg("in_place"), nb::arg("limit"),
-          nb::arg("graph"),
-          nb::sig("def __init__(self, *, make_plan: collections.abc.Callable[..., Plan], on_error: "
-                  "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
-                  "None], on_not_captured: collections.abc.Callable[[str], None], on_compared: "
-                  "collections.abc.Callable[..., None], in_place: "
-                  "collections.abc.Sequence[tuple[int, int]], limit: int, graph: str) -> None"))
+          nb::arg("on_not_captured"), nb::arg("on_compared"), nb::arg("operand_names"),
+          nb::arg("in_place"), nb::arg("external"), nb::arg("limit"), nb::arg("graph"),
+          nb::sig(
+              "def __init__(self, *, make_plan: collections.abc.Callable[..., Plan], on_error: "
+              "collections.abc.Callable[..., str], on_held: collections.abc.Callable[..., "
+              "None], on_not_captured: collections.abc.Callable[[str], None], on_compared: "
+              "collections.abc.Callable[..., None], operand_names: "
+              "collections.abc.Sequence[str], in_place: collections.abc.Sequence[tuple[int, "
+              "int]], external: collections.abc.Sequence[int], limit: int, graph: str) -> None"))
       .def_prop_ro("replays", &python_target::replays, "How many of the calls replayed a graph.")
       .def_prop_ro("staged", &python_target::staged,
                    "How many of these replayed it on copies of their arrays.")

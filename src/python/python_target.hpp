@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dispatch/in_place.hpp"
 #include "core/dispatch/registry.hpp"
 #include "python/plan.hpp"
 #include "python/py.hpp"
@@ -26,15 +27,13 @@ enum class graph_mode : std::uint8_t {
 
 class python_target final : public dispatch::target {
  public:
-  using index_pair = std::pair<std::size_t, std::size_t>;
-
   /// `make_plan(platform, operands, results) -> Plan`, where each buffer is described by (dtype,
   /// shape); `on_error(exception) -> text`; `on_held(held, exception or None) -> None or raises`,
   /// where `held() -> (operands, results)`; `on_not_captured` and `on_compared` as `replayer` has
   /// them; `limit`: how many bindings a plan keeps, and how many graphs the target.
   python_target(nb::object make_plan, nb::object on_error, nb::object on_held,
-                nb::object on_not_captured, nb::object on_compared,
-                std::vector<index_pair> in_place, std::size_t limit, graph_mode graph);
+                nb::object on_not_captured, nb::object on_compared, dispatch::in_place in_place,
+                std::size_t limit, graph_mode graph);
   ~python_target() override;
 
   status invoke(const dispatch::call& c) noexcept override;
@@ -59,7 +58,6 @@ class python_target final : public dispatch::target {
  private:
   status invoke_with_gil(const dispatch::call& c);
   [[nodiscard]] std::shared_ptr<plan> plan_for(const dispatch::call& c);
-  [[nodiscard]] status check_in_place(const dispatch::call& c) const;
   void run(const std::shared_ptr<plan>& p, const dispatch::call& c, const std::vector<void*>* host);
   void run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,
                const std::vector<void*>* host);
@@ -73,16 +71,15 @@ class python_target final : public dispatch::target {
   nb::object make_plan_;
   nb::object on_error_;
   nb::object on_held_;
-  std::vector<index_pair> in_place_;
-  std::vector<bool> writable_operand_;
   std::vector<std::shared_ptr<plan>> plans_;
   std::size_t limit_;
-  bool capturable_;
   // What functions allocated in captures of XLA's.
   nb::list captured_memory_;
   std::size_t calls_ = 0;
   std::size_t hits_ = 0;
   // Also without the GIL.
+  const dispatch::in_place in_place_;
+  const bool capturable_;
   std::unique_ptr<replayer> replayer_;
 };
 

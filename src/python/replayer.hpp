@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dispatch/in_place.hpp"
 #include "core/replay/graphs.hpp"
 #include "python/plan.hpp"
 #include "python/py.hpp"
@@ -26,7 +27,7 @@ class not_captured : public std::runtime_error {
 
 class replayer {
  public:
-  using index_pair = std::pair<std::size_t, std::size_t>;
+  using index_pair = dispatch::in_place::index_pair;
   /// Calls the function on the memory of a call, in a capture; returns what it allocated from.
   /// Throws not_captured where the function raised.
   using captured_run = std::function<nb::object(const dispatch::call&)>;

@@ -283,13 +283,14 @@ void release_import(void* owner) noexcept {
   }
 }
 
-nb::object hand_over(nb::handle_t<view> self, nb::handle used_on, nb::handle kept) {
+nb::object hand_over(nb::handle_t<view> self, nb::handle used_on, nb::handle kept, bool as_device) {
   const view& v = usable(nb::cast<view&>(self));
   memory::array a = v.array;
   // JAX knows no managed memory: a device reaches it as its own. Pinned memory is ordinary memory
   // where no device has it.
   if (a.kind == memory_kind::managed) a.kind = memory_kind::device;
   if (a.kind == memory_kind::pinned && used_on.is_none()) a.kind = memory_kind::host;
+  if (a.kind == memory_kind::pinned && as_device) a.kind = memory_kind::device;
   memory::dlpack_source source;
   source.data = a.data;
   source.dtype = a.dtype;
@@ -330,9 +331,11 @@ void bind_view_sources(nb::module_& m) {
       "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is "
       "asked who owns the memory, unless the producer is trusted.");
   m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),
-        nb::sig("def hand_over(view: View, used_on: int | None, kept: object) -> typing.Any"),
+        nb::arg("as_device"),
+        nb::sig("def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> "
+                "typing.Any"),
         "A DLPack capsule for JAX, dense views only. The view ends when the device is past what "
-        "`used_on` has when JAX lets go.");
+        "`used_on` has when JAX lets go. `as_device`: pinned memory as that of a device.");
   m.def("live_imports", &memory::live_imports, nb::arg("pointer"),
         "How many arrays of JAX, or uses by the device, still keep the memory at an address.");
   m.def(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _core, _from_external, errors
+from jaxbridge import _core, _from_external, _imports, errors
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from device_arrays import FLOAT8_OF_TORCH, spin
@@ -873,7 +873,7 @@ def torch(needs):
 def exchange(cp, gpu, monkeypatch):
     """What happens once in a process is done, so that nobody waits for it behind a slow kernel."""
     monkeypatch.setattr(_from_external, "_placement_is_known", True)
-    _from_external._compute_stream(gpu)
+    _imports.compute_stream(gpu)
     spin()
     cp.cuda.Device().synchronize()
     return jaxbridge.from_external

@@ -35,7 +35,7 @@ from interchange import (
     table_on_page,
     write_table,
 )
-from jaxbridge import _core, _from_external
+from jaxbridge import _core, _from_external, _imports
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def warm(monkeypatch):
     import cupy as cp
 
     monkeypatch.setattr(_from_external, "_placement_is_known", True)
-    _from_external._compute_stream(gpu())
+    _imports.compute_stream(gpu())
     spin_once()
     cp.zeros(1 << 20, cp.float32).fill(1)
     cp.cuda.Device().synchronize()
@@ -534,7 +534,7 @@ def test_the_compute_stream_is_that_of_calls():
     )
     f(jnp.ones(3, device=gpu()))
     jax.effects_barrier()
-    assert seen == [_from_external._compute_stream(gpu())]
+    assert seen == [_imports.compute_stream(gpu())]
 
 
 def test_owners_at_exit_with_work_on_the_device():

@@ -696,14 +696,16 @@ def test_import_dlpack_shares_memory_or_refuses():
     source = jaxbridge.empty(16, np.float32)
     source[...] = 3
     device = jax.devices("cpu")[0]
-    array = _compat.import_dlpack(source.__dlpack__(), device, None, 1)
+    array = _compat.import_dlpack(source.__dlpack__(), device, None, 1, writable=False)
     assert isinstance(array, jax.Array)
     assert array.unsafe_buffer_pointer() == source.ctypes.data
     assert array.sharding.device_set == {device}
     np.testing.assert_array_equal(jax.jit(lambda v: v + 1)(array), np.full(16, 4))
     # On every device of the CPU, and with the axes in any order.
     second = jax.devices("cpu")[1]
-    turned = _compat.import_dlpack(source.reshape(2, 8).T.__dlpack__(), second, None, 1)
+    turned = _compat.import_dlpack(
+        source.reshape(2, 8).T.__dlpack__(), second, None, 1, writable=False
+    )
     assert turned.unsafe_buffer_pointer() == source.ctypes.data
     assert (turned.shape, turned.sharding.device_set) == ((8, 2), {second})
 
@@ -712,12 +714,77 @@ def test_what_is_imported_is_not_written_on_the_cpu():
     """Not by donation either, so that read-only memory may be shared."""
     source = jaxbridge.empty(16, np.float32)
     source[...] = 3
-    array = _compat.import_dlpack(source.__dlpack__(), jax.devices("cpu")[0], None, 1)
+    array = _compat.import_dlpack(
+        source.__dlpack__(), jax.devices("cpu")[0], None, 1, writable=False
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = jax.jit(lambda v: v + 1, donate_argnums=0)(array)
     np.testing.assert_array_equal(result, np.full(16, 4))
     np.testing.assert_array_equal(source, np.full(16, 3))
+
+
+def test_what_is_imported_as_writable_is_written_in_place():
+    source = jaxbridge.empty(16, np.float32)
+    source[...] = 3
+    device = jax.devices("cpu")[0]
+    array = _compat.import_dlpack(source.__dlpack__(), device, None, 1, writable=True)
+    assert array.unsafe_buffer_pointer() == source.ctypes.data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = jax.jit(lambda v: v + 1, donate_argnums=0)(array)
+    np.testing.assert_array_equal(result, np.full(16, 4))
+    in_place = _compat.jax_version >= (0, 8, 3)
+    assert (result.unsafe_buffer_pointer() == source.ctypes.data) is in_place
+    np.testing.assert_array_equal(source, np.full(16, 4 if in_place else 3))
+
+
+def test_a_ref_of_an_array_shares_it_and_has_a_type_of_its_own():
+    array = jax.device_put(jnp.arange(4.0), jax.devices("cpu")[0])
+    seen = []
+
+    class Storage(_compat.ref_storage_type):
+        def __init__(self, kind):
+            self._aval = kind
+
+        @property
+        def _buf(self):
+            seen.append(1)
+            return array
+
+    ref = _compat.make_external_ref(array, Storage)
+    address = array.unsafe_buffer_pointer()
+    assert isinstance(ref, jax.ref.Ref) and _compat.ref_array(ref) is array
+    assert type(_compat.ref_storage(ref)) is Storage
+    told = []
+
+    @jax.jit
+    def program(r):
+        told.append((_compat.is_external_ref(r), jax.typeof(r).shape))
+        jax.lax.fori_loop(0, 2, lambda i, c: (told.append(_compat.is_external_ref(r)), c)[1], 0)
+        jax.grad(lambda w: (w * r[...]).sum())(1.0)
+        r[...] += 1
+
+    seen.clear()
+    program(ref)
+    program(ref)
+    assert told[0] == (True, (4,)) and told[1] is True
+    assert seen, "JAX asks for the array at each use"
+    np.testing.assert_array_equal(array, np.arange(4) + 2)
+    assert array.unsafe_buffer_pointer() == address
+    own = jax.new_ref(jnp.arange(4.0))
+    assert not _compat.is_external_ref(own) and not _compat.is_external_ref(array)
+    program(own)
+    assert told.count((False, (4,))) == 1
+
+
+def test_whether_something_is_traced():
+    assert not _compat.is_tracing()
+    seen = []
+    jax.jit(lambda: seen.append(_compat.is_tracing()))()
+    jax.grad(lambda v: (seen.append(_compat.is_tracing()), v)[1])(1.0)
+    jax.vmap(lambda v: (seen.append(_compat.is_tracing()), v)[1])(jnp.ones(2))
+    assert seen == [True, True, True] and not _compat.is_tracing()
 
 
 def test_export_dlpack_holds_the_memory():

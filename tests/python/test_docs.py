@@ -73,6 +73,12 @@ def missing(need: str) -> str | None:
         return None
     if need in ("g++", "cmake"):
         return None if shutil.which(need) else f"needs {need}, which is not installed"
+    if need == "in place":
+        try:
+            jaxbridge.ref(jaxbridge.empty((1,), "float32"))
+        except RuntimeError as error:
+            return f"needs a JAX that updates memory of others ({error})"
+        return None
     if importlib.util.find_spec(need) is None:
         return f"needs {need}, which is not installed"
     return None

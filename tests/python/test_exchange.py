@@ -11,7 +11,7 @@ import pytest
 
 import jaxbridge
 from interchange import LAYOUTS, Only, dtype_of, is_dead, memory, same_bits
-from jaxbridge import _core, _from_external, _views
+from jaxbridge import _core, _from_external, _imports, _views
 
 # ---- trees ---------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def test_release_lets_the_owner_go():
 
 
 def test_release_says_who_still_has_it(monkeypatch):
-    monkeypatch.setattr(_from_external, "_patience", 0.05)
+    monkeypatch.setattr(_imports, "_patience", 0.05)
     block = memory(16, np.dtype("f4"))
     array = jaxbridge.from_external(block, copy=False)
     out = jaxbridge.to_external(array, "numpy")
@@ -356,7 +356,7 @@ def test_two_imports_of_one_memory_are_two():
 
 def test_without_cuda_the_error_says_so():
     with pytest.raises(RuntimeError, match="CUDA device 0, which this JAX does not have"):
-        _from_external._cuda_device(0)
+        _imports.cuda_device(0)
 
 
 # ---- the parts of the way in on CUDA that need no device -----------------------------------------
@@ -380,23 +380,23 @@ def test_a_copy_by_xla_has_any_strides(dtype, layout):
 
 def test_the_stream_of_a_device_is_asked_once_and_outside_of_traces():
     second = jax.devices("cpu")[1]
-    _from_external._compute_stream.cache_clear()
+    _imports.compute_stream.cache_clear()
 
     def program(v):
-        assert _from_external._compute_stream(second) == 0  # the CPU has none
+        assert _imports.compute_stream(second) == 0  # the CPU has none
         return v + 1
 
     text = str(jax.make_jaxpr(program)(1.0))
     assert "jaxbridge" not in text
     assert jax.jit(program)(1.0) == 2
-    assert _from_external._compute_stream.cache_info().misses == 1
+    assert _imports.compute_stream.cache_info().misses == 1
 
 
 def test_without_a_cpu_backend_the_error_says_so(monkeypatch):
     def no_backend(**_):
         raise RuntimeError("Unknown backend cpu")
 
-    _from_external._cpu_device.cache_clear()
+    _imports.cpu_device.cache_clear()
     monkeypatch.setattr(jax, "local_devices", no_backend)
     with pytest.raises(RuntimeError, match=r"no CPU backend.*JAX_PLATFORMS=cuda,cpu"):
         jaxbridge.from_external(memory(4, np.dtype("f4")))
@@ -404,7 +404,7 @@ def test_without_a_cpu_backend_the_error_says_so(monkeypatch):
 
 def test_release_takes_the_very_import(monkeypatch):
     """Others of the same memory, and what JAX made itself, are not mistaken for it."""
-    monkeypatch.setattr(_from_external, "_patience", 0.05)
+    monkeypatch.setattr(_imports, "_patience", 0.05)
     own = jnp.arange(16.0)
     shared = jaxbridge.from_external(jaxbridge.view(own))
     for x in (own, shared[:4], jax.jit(lambda v: v + 1)(shared)):

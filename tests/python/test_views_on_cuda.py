@@ -206,7 +206,7 @@ def test_an_owner_goes_after_the_last_use():
     stream, owner = pending(), Owner()
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
-    capsule = _core.hand_over(v, stream, v)
+    capsule = _core.hand_over(v, stream, v, False)
     assert _core.live_imports(block.ctypes.data) == 1
     del owner, v, capsule
     assert dead() is not None
@@ -221,7 +221,7 @@ def test_an_owner_goes_after_the_last_use():
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
     del owner
-    capsule = _core.hand_over(v, fake.stream(1), v)
+    capsule = _core.hand_over(v, fake.stream(1), v, False)
     del v, capsule
     assert dead() is None
 
@@ -251,7 +251,7 @@ def test_export_streams():
 
 WITH_STUBS = """
 import jax, jax.numpy as jnp
-from jaxbridge import _adapters, _compat, _from_external, _to_external
+from jaxbridge import _adapters, _compat, _from_external, _imports, _to_external
 
 class Device:
     platform, local_hardware_id = "gpu", 1
@@ -266,14 +266,14 @@ class Array:
 device, compute, jaxs = Device(), fake.stream(1), fake.stream(1)
 imports = []
 
-def import_dlpack(capsule, device, stream, kind):
+def import_dlpack(capsule, device, stream, kind, *, writable):
     imports.append((device, stream, kind))
     return Array(_core.view_of_capsule(capsule, None, None, None, True))
 
 _compat.cuda_device = lambda ordinal: {1: device}[ordinal]
 _compat.import_stream = lambda d: jaxs
 _compat.import_dlpack = import_dlpack
-_from_external._compute_stream = lambda d: compute
+_imports.compute_stream = lambda d: compute
 
 def bring_in(x, **options):
     imports.clear()
@@ -439,3 +439,118 @@ def test_the_way_out():
     """,
         START + WITH_STUBS,
     )
+
+
+# ---- memory that JAX updates ---------------------------------------------------------------------
+
+IN_PLACE = """
+from jaxbridge import _inplace, _memory
+from jaxbridge._memory import Memory
+
+_memory._self_test = lambda platform, what: None
+_memory._committed = lambda array: array
+exports = []
+_compat.export_dlpack = lambda array, stream: exports.append((array, stream))
+Array.sharding = None
+Array.is_deleted = lambda self: False
+own = fake.stream(1)
+"""
+
+
+def run_in_place(program: str) -> None:
+    run_with_fake(program, START + WITH_STUBS + IN_PLACE)
+
+
+def test_inplace_waits_for_the_owner_and_the_owner_for_it():
+    run_in_place("""
+    x = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", stream=own, owner=block)
+    kept = _inplace._Kept(x, {})
+    assert waited(jaxs, own), "the import itself"
+    assert _core.live_imports(block.ctypes.data) == 1
+    fake.clear_calls()
+    kept.begin(None)
+    # The event that the fence of the program will wait for.
+    assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [own]
+    new = Array(kept.memory.array.view)
+    kept.end(new, None)
+    assert exports == [(new, own)] and kept.memory.array is new
+    kept.busy.release()
+
+    # A stream that is given goes before the array's own; the legacy one has another number in DLPack.
+    other = fake.stream(1)
+    for given, told in ((other, other), (0, 1)):
+        exports.clear()
+        fake.clear_calls()
+        kept.begin(given)
+        kept.end(new, given)
+        kept.busy.release()
+        assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [given]
+        assert exports == [(new, told)]
+    raises(RuntimeError, "was not updated", lambda: kept.end(Array(x.__class__ and
+        jaxbridge.buffer(block.ctypes.data + 16, (4,), "f4", "cuda:1")), other))
+
+    # No stream is known: the host waits.
+    waits_of_host = []
+    Array.block_until_ready = lambda self: waits_of_host.append(self)
+    blind = _inplace._Kept(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), {})
+    fake.clear_calls()
+    blind.begin(None)
+    assert [n for n, _ in fake.calls() if n == "cuEventRecord"] == []
+    blind.end(blind.memory.array, None)
+    assert waits_of_host == [blind.memory.array]
+    """)
+
+
+def test_a_borrow_orders_both_ways():
+    run_in_place("""
+    x = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", stream=own, owner=block)
+    class Ref:
+        pass
+    memory = Memory(x, "ref")
+    _compat.is_concrete_ref = _compat.is_external_ref = lambda ref: True
+    storage = type("Storage", (), {"memory": memory})
+    _compat.ref_storage = lambda ref: storage
+    before = memory.array
+    consumer = fake.stream(1)
+    imports.clear()
+    with jaxbridge.borrow(Ref(), "view", stream=consumer) as v:
+        assert exports == [(before, consumer)], "the consumer's stream waits for JAX"
+        assert (v.pointer, v.stream, v.readonly) == (block.ctypes.data, consumer, False)
+        raises(RuntimeError, "lent to view", memory.usable)
+        fake.clear_calls()
+        assert imports == []
+    assert waited(jaxs, consumer), "and JAX for the consumer's"
+    assert imports == [(device, jaxs, 2)], "what is imported anew is behind that"
+    assert memory.usable() is not before and _core.live_imports(block.ctypes.data) >= 1
+
+    # Two at a time: JAX has it again behind both.
+    second = fake.stream(1)
+    a, b = jaxbridge.borrow(Ref(), stream=consumer), jaxbridge.borrow(Ref(), stream=second)
+    a.acquire(), b.acquire()
+    imports.clear()
+    fake.clear_calls()
+    a.release()
+    assert imports == [] and waited(jaxs, consumer)
+    b.release()
+    assert len(imports) == 1 and waited(jaxs, second)
+
+    # A borrow that could not begin leaves the Ref with JAX.
+    def fails(array, stream):
+        raise BufferError("no")
+    _compat.export_dlpack = fails
+    raises(BufferError, "no", jaxbridge.borrow(Ref(), stream=consumer).acquire)
+    memory.usable()
+    """)
+
+
+def test_pinned_memory_is_the_devices_where_it_is_updated():
+    run_in_place("""
+    host = np.arange(24, dtype=np.float32)
+    fake.declare(host, 1, on_host=True)
+    address, dtype = host.ctypes.data, np.dtype("f4")
+    pinned = _core.view_of_memory(address, (24,), dtype, "pinned", 1, None, None, False, host)
+    _imports.device_of = lambda v, wanted: device
+    imports.clear()
+    Memory(pinned, "ref")
+    assert [kind for *_, kind in imports] == [2], imports
+    """)

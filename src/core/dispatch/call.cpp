@@ -45,8 +45,8 @@ result<std::size_t> buffer_count(const ffi::call_frame& frame) noexcept {
   return static_cast<std::size_t>(frame.args.size) + static_cast<std::size_t>(frame.rets.size);
 }
 
-status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
-              call& out) noexcept {
+status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* memory,
+                     call& out) noexcept {
   any_buffer* next = memory;
   for (std::int64_t i = 0; i < frame.args.size; ++i) {
     if (status s =
@@ -66,6 +66,14 @@ status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
   }
   out.results = {first_result, static_cast<std::size_t>(frame.rets.size)};
 
+  out.api = frame.api;
+  out.context = frame.ctx;
+  return detail::locate(frame, where, out.device, out.stream);
+}
+
+status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
+              call& out) noexcept {
+  if (status s = decode_memory(frame, where, memory, out); !s.ok()) return s;
   const attributes_view attributes(frame.attrs);
   const std::optional<std::int64_t> key = attributes.scalar<std::int64_t>("key");
   const std::optional<std::string_view> spec = attributes.string("spec");
@@ -76,10 +84,7 @@ status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,
   }
   out.key = *key;
   out.spec = *spec;
-
-  out.api = frame.api;
-  out.context = frame.ctx;
-  return detail::locate(frame, where, out.device, out.stream);
+  return {};
 }
 
 }  // namespace jaxbridge::dispatch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handlers that XLA calls: one for each platform, and one that may be captured.
+// The handlers that XLA calls: one for each platform, one that may be captured, and the fence.
 #pragma once
 
 #include "jaxbridge/abi/xla_ffi.hpp"
@@ -13,6 +13,9 @@ abi::xla_ffi::error* call_cuda(abi::xla_ffi::call_frame* frame) noexcept;
 /// The same with the command-buffer trait. Its own symbol, since a trait can only come from the
 /// handler's own metadata.
 abi::xla_ffi::error* call_cuda_capturable(abi::xla_ffi::call_frame* frame) noexcept;
+
+/// Registered for platform "CUDA": the fence of programs that update memory of others in place.
+abi::xla_ffi::error* fence_cuda(abi::xla_ffi::call_frame* frame) noexcept;
 
 /// The FFI version (minor) of the runtime that asked for our metadata last; -1 before any did, and
 /// where the runtime does not say (0.1).

@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/memory/live_imports.hpp"
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+
+#include "core/cuda/event.hpp"
 
 namespace jaxbridge::memory {
 namespace {
 
+struct entry {
+  std::size_t count = 0;
+  // The end of the owner's work that JAX has not waited for yet, or null.
+  std::shared_ptr<const cuda::event> written;
+};
+
 struct table {
-  std::mutex lock;  // held for a look into the map, never over a call of anybody's
-  std::unordered_map<std::uintptr_t, std::size_t> counts;  // guarded by lock; none is 0
+  // Held for a look into the map, never over a call of anybody's.
+  std::mutex lock;
+  std::unordered_map<std::uintptr_t, entry> entries;  // guarded by lock; no count is 0
 };
 
 // Never destroyed: memory is let go until the process ends.
@@ -18,23 +29,53 @@ table& imports() {
   return *all;
 }
 
+status not_imported() {
+  return {status_code::failed_precondition,
+          "memory of another library that is to be updated in place is not imported any more"};
+}
+
 }  // namespace
 
 void add_import(std::uintptr_t address) {
   const std::lock_guard<std::mutex> hold(imports().lock);
-  ++imports().counts[address];
+  ++imports().entries[address].count;
 }
 
 void remove_import(std::uintptr_t address) noexcept {
+  std::shared_ptr<const cuda::event> unused;  // ends without the lock
   const std::lock_guard<std::mutex> hold(imports().lock);
-  const auto found = imports().counts.find(address);
-  if (found != imports().counts.end() && --found->second == 0) imports().counts.erase(found);
+  const auto found = imports().entries.find(address);
+  if (found == imports().entries.end() || --found->second.count > 0) return;
+  unused = std::move(found->second.written);
+  imports().entries.erase(found);
 }
 
 std::size_t live_imports(std::uintptr_t address) {
   const std::lock_guard<std::mutex> hold(imports().lock);
-  const auto found = imports().counts.find(address);
-  return found == imports().counts.end() ? 0 : found->second;
+  const auto found = imports().entries.find(address);
+  return found == imports().entries.end() ? 0 : found->second.count;
+}
+
+status owner_wrote(std::uintptr_t address, stream_ref stream) {
+  result<cuda::event> marked = cuda::event::record(stream);
+  if (!marked.ok()) return marked.error();
+  auto written = std::make_shared<const cuda::event>(std::move(marked).value());
+  const std::lock_guard<std::mutex> hold(imports().lock);
+  const auto found = imports().entries.find(address);
+  if (found == imports().entries.end()) return not_imported();
+  found->second.written.swap(written);
+  return {};
+}
+
+status wait_for_owner(std::uintptr_t address, stream_ref stream) {
+  std::shared_ptr<const cuda::event> written;
+  {
+    const std::lock_guard<std::mutex> hold(imports().lock);
+    const auto found = imports().entries.find(address);
+    if (found == imports().entries.end()) return not_imported();
+    written = std::move(found->second.written);
+  }
+  return written == nullptr ? status() : written->block(stream);
 }
 
 }  // namespace jaxbridge::memory

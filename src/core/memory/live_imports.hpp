@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory of others JAX has now.
+// Which memory of others JAX has now, and what its owner does first.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <jaxbridge/status.hpp>
+#include <jaxbridge/stream.hpp>
 
 namespace jaxbridge::memory {
 
@@ -15,5 +17,14 @@ void remove_import(std::uintptr_t address) noexcept;
 
 /// How many imports of the memory at `address` still keep their owners. Any thread.
 [[nodiscard]] std::size_t live_imports(std::uintptr_t address);
+
+/// What the owner of imported memory has enqueued on `stream` so far comes before JAX's next use of
+/// it that goes through wait_for_owner(). Memory that is not imported is an error. A default stream
+/// is that of the current context. Any thread.
+[[nodiscard]] status owner_wrote(std::uintptr_t address, stream_ref stream);
+
+/// Later work on `stream` waits for what owner_wrote() marked last, once; where it marked nothing,
+/// for nothing. The host does not wait. Memory that is not imported is an error. Any thread.
+[[nodiscard]] status wait_for_owner(std::uintptr_t address, stream_ref stream);
 
 }  // namespace jaxbridge::memory

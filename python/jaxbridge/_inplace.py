@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates of memory of others by donation: `inplace`."""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _adapters, _compat, _core, _errors, _fence, _views
+from ._memory import Memory, check_apart
+from ._sharded import Sharded
+
+
+def inplace(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool = False,
+    static_argnums: int | Sequence[int] | None = None,
+    stream: Any = None,
+) -> "InPlace":
+    """`fun` as a program that updates arrays of other libraries in their own memory.
+
+    A call is compiled once, as by `jax.jit`, and costs what a program costs that gets its arguments
+    donated. The same array object is imported once.
+
+    Args:
+        fun: a function of JAX. It gets arrays of JAX for the arguments in `argnums`, and returns their
+            new values: of one argument its tree, of several a tuple of their trees; with `has_aux`
+            `(new values, aux)`.
+        argnums: positions of the arguments that are trees of arrays of other libraries, as `ref` takes
+            them.
+        has_aux: whether `fun` returns something else too.
+        static_argnums: positions of arguments that are constants, as in `jax.jit`.
+        stream: on CUDA, where the owner uses the arrays: a handle, or a stream object of any library.
+            None: the current stream of the array's library; of libraries that have none that is known
+            here, the host waits for the update.
+
+    Returns:
+        A function that returns aux, or None. On CUDA what the owner's stream has before a call is seen by
+        it, and what it gets after the call sees the update; the host does not wait. On the CPU a call
+        returns when the update is done. After an error the content of the arrays is undefined.
+
+    Raises:
+        (from a call)
+        BufferError: an array cannot be updated in place, with the reason.
+        TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
+            memory is two arguments.
+        RuntimeError: JAX has no device for the memory, or updates copies of it; another thread is in a
+            call with the same array.
+        BaseException: what an external function in `fun` raised.
+    """
+    return InPlace(fun, argnums, has_aux, static_argnums, stream)
+
+
+class InPlace:
+    """Made by `inplace`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        argnums: int | Sequence[int],
+        has_aux: bool,
+        static_argnums: int | Sequence[int] | None,
+        stream: Any,
+    ) -> None:
+        self._fun = fun
+        self._is_one = isinstance(argnums, int)
+        self._argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        static = () if static_argnums is None else static_argnums
+        self._static = frozenset((static,) if isinstance(static, int) else static)
+        for n in (*self._argnums, *self._static):
+            if n < 0:
+                raise ValueError(f"inplace: position {n}: count from the first argument, 0")
+        if not self._argnums or len(set(self._argnums)) < len(self._argnums):
+            raise ValueError(f"inplace: argnums={argnums!r} names no argument, or one twice")
+        if self._static & set(self._argnums):
+            raise ValueError("inplace: an array that is updated cannot be static")
+        self._has_aux = has_aux
+        self._stream = None if stream is None else _views.stream_handle(stream)
+        self._kept_stream = stream
+        self._name = getattr(fun, "__name__", "function")
+        functools.update_wrapper(self, fun, updated=())
+        # One for each number of arguments, which says where the static ones are, and sharding of arrays.
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._memories: dict[int, _Kept] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        count, first = len(args), self._argnums[0]
+        if self._is_one and count > first:
+            kept = self._memories.get(id(args[first]))
+            if kept is not None and kept.is_of(args[first]):
+                program = self._programs.get((count, kept.sharding))
+                if program is not None:
+                    others = (*args[:first], *args[first + 1 :])
+                    return self._run(program, (kept,), kept.memory.array, others, kwargs)
+        if count <= max(self._argnums):
+            raise TypeError(
+                f"inplace: {self._name} got {count} arguments by position, and argnums names "
+                f"{max(self._argnums)}; pass what is updated by position"
+            )
+        all_kept: list[_Kept] = []
+
+        def array_of(leaf: Any) -> jax.Array:
+            all_kept.append(self._kept(leaf))
+            return all_kept[-1].memory.array
+
+        given = tuple(args[n] for n in self._argnums)
+        taken = jax.tree.map(array_of, given[0] if self._is_one else given)
+        check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
+        program = self._program_of(count, taken, [kept.sharding for kept in all_kept])
+        others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
+        return self._run(program, all_kept, taken, others, kwargs)
+
+    def _run(
+        self, program: Any, all_kept: "Sequence[_Kept]", taken: Any, others: Any, kwargs: Any
+    ) -> Any:
+        begun: list[_Kept] = []
+        try:
+            for kept in all_kept:
+                kept.begin(self._stream)
+                begun.append(kept)
+            updated, aux = program(taken, *others, **kwargs)
+            leaves = (updated,) if isinstance(updated, jax.Array) else jax.tree.leaves(updated)
+            for kept, array in zip(all_kept, leaves, strict=True):
+                kept.end(array, self._stream)
+            return aux
+        except BaseException as error:
+            # What was donated is gone; the next call imports anew.
+            for kept in begun:
+                self._forget(kept)
+            raised = _errors.original(error) if isinstance(error, _errors.from_xla) else None
+            if raised is None:
+                raise
+        finally:
+            for kept in begun:
+                kept.busy.release()
+        _compat.forget_failed_effects()
+        return _errors.raise_again(raised)
+
+    def clear(self) -> None:
+        """Forgets the arrays that it has imported; the next call imports them again."""
+        self._memories.clear()
+
+    # ---- programs ----
+
+    def _program_of(self, count: int, taken: Any, shardings: list[Any]) -> Callable[..., Any]:
+        tree: Any = jax.tree.structure(taken)
+        key = (count, shardings[0] if isinstance(taken, jax.Array) else (tree, *shardings))
+        if (found := self._programs.get(key)) is not None:
+            return found
+        others = [n for n in range(count) if n not in self._argnums]
+
+        def run(taken: Any, *rest: Any, **kwargs: Any) -> Any:
+            leaves, treedef = jax.tree.flatten(taken)
+            arrays, passed = _fence.fence(leaves, shardings)
+            args: list[Any] = [None] * count
+            for n, x in zip(others, rest, strict=True):
+                args[n] = x
+            own = jax.tree.unflatten(treedef, arrays)
+            for n, x in zip(self._argnums, (own,) if self._is_one else own, strict=True):
+                args[n] = x
+            new, aux = self._split(self._fun(*args, **kwargs))
+            updated = _checked(self._name, taken, new)
+            return jax.tree.unflatten(treedef, _fence.keep(updated, passed)), aux
+
+        run.__name__ = self._name
+        static = [1 + i for i, n in enumerate(others) if n in self._static]
+        # New values lie where the old ones do; the rest is XLA's to say.
+        spread = any(len(s.device_set) > 1 for s in shardings)
+        placed: Any = {"out_shardings": (jax.tree.unflatten(tree, shardings), None)}
+        program = jax.jit(
+            run, donate_argnums=0, static_argnums=static or None, **(placed if spread else {})
+        )
+        return self._programs.setdefault(key, program)
+
+    def _split(self, out: Any) -> tuple[Any, Any]:
+        if not self._has_aux:
+            return out, None
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise TypeError(
+                f"inplace: {self._name} returned {type(out).__name__}; with has_aux=True it returns "
+                f"(new values, aux)"
+            )
+        return out
+
+    # ---- memory ----
+
+    def _kept(self, x: Any) -> "_Kept":
+        kept = self._memories.get(id(x))
+        if kept is not None and kept.is_of(x):
+            return kept
+        if isinstance(x, jax.Array) or _compat.is_ref(x):
+            raise TypeError(
+                f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
+                f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
+            )
+        if _compat.is_tracing():
+            raise RuntimeError(
+                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
+                f"none yet; call it outside, or use jaxbridge.ref"
+            )
+        kept = _Kept(x, self._memories)
+        self._memories[kept.key] = kept
+        return kept
+
+    def _forget(self, kept: "_Kept") -> None:
+        if self._memories.get(kept.key) is kept:
+            del self._memories[kept.key]
+
+
+class _Kept:
+    """The import of one array object, as long as that lives."""
+
+    def __init__(self, x: Any, memories: "dict[int, _Kept]") -> None:
+        self.memory = Memory(x, "inplace", keeps=_keeper)
+        self.sharding = self.memory.array.sharding
+        self.key = key = id(x)
+        self._on_cpu = self.memory.parts[0].device.platform == "cpu"
+        self._is_there = _watch(x, self.memory)
+        self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
+        # Held while a call uses it.
+        self.busy = threading.Lock()
+        self._object: Callable[[], Any]
+        try:
+            # The entry goes with the array, before another one can have its id.
+            self._object = weakref.ref(x, lambda _: memories.pop(key, None))
+        except TypeError:
+            self._object = lambda: x
+
+    def is_of(self, x: Any) -> bool:
+        """Whether this is the import of `x`, which has not moved since."""
+        return self._object() is x and self._is_there(x)
+
+    def begin(self, given: int | None) -> None:
+        """What the owner has enqueued comes first."""
+        if not self.busy.acquire(blocking=False):
+            raise RuntimeError(
+                "inplace: the array is in use by a call that has not returned: of another thread, or of "
+                "a function that the program calls"
+            )
+        if self._on_cpu:
+            return
+        try:
+            for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
+                stream = stream_of(part.view.ordinal) if given is None else given
+                if stream is not None:
+                    _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
+        except BaseException:
+            self.busy.release()
+            raise
+
+    def end(self, array: jax.Array, given: int | None) -> None:
+        """What the owner enqueues from now on comes after the computation of `array`."""
+        memory = self.memory
+        memory.array = array
+        if self._on_cpu:
+            # At once: what else is done before the wait can cost a thread's sleep.
+            array.block_until_ready()
+        else:
+            for part, stream_of, shard in zip(
+                memory.parts, self._streams, memory.shards(), strict=True
+            ):
+                stream = stream_of(part.view.ordinal) if given is None else given
+                if stream is None:
+                    shard.block_until_ready()
+                else:
+                    # The stream waits; the capsule itself is not kept.
+                    _compat.export_dlpack(shard, 1 if stream == 0 else stream)
+        if not memory.is_in_place(array):
+            raise RuntimeError(
+                "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
+                "please report this with the program"
+            )
+
+
+def _checked(name: str, taken: Any, new: Any) -> list[Any]:
+    """The leaves of the new values."""
+    structures: Any = (jax.tree.structure(new), jax.tree.structure(taken))
+    if structures[0] != structures[1]:
+        raise TypeError(
+            f"inplace: {name} returned new values of the structure {structures[0]}; those of the arguments "
+            f"are {structures[1]}"
+        )
+    paths = jax.tree_util.tree_flatten_with_path(taken)[0]
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(new)]
+    for (path, old), leaf in zip(paths, leaves, strict=True):
+        if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+            where = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"inplace: {name} returned {leaf.dtype}{list(leaf.shape)} as the new value of "
+                f"{f'{where}, which is' if where else 'an array of'} {old.dtype}{list(old.shape)}"
+            )
+    return leaves
+
+
+# ---- of arrays of other libraries ----------------------------------------------------------------
+
+
+def _package(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def _keeper(x: Any) -> Any:
+    """What keeps the memory of an array, and not the array: its end is looked for."""
+    match _package(x):
+        case "cupy":
+            return x.data.mem
+        case "torch":
+            return x.untyped_storage()
+        case "numba":
+            return getattr(x, "gpu_data", None)
+    return x.owner if isinstance(x, _core.View) else None
+
+
+def _watch(x: Any, memory: Memory) -> Callable[[Any], bool]:
+    """A function that tells whether the array is where it was: on other memory it is another one."""
+    if isinstance(x, np.ndarray):
+        view = memory.parts[0].view
+        pointer, nbytes, shape = view.pointer, view.nbytes, view.shape
+        return lambda a: _core.is_dense_at(a, pointer, nbytes) and a.shape == shape
+    place_of = _place_of(x)
+    place = place_of(x)
+    return lambda a: bool(place_of(a) == place)
+
+
+def _place_of(x: Any) -> Callable[[Any], Any]:
+    if isinstance(x, Sharded):
+        functions = [_place_of(part) for part in x.parts]
+        return lambda s: [f(part) for f, part in zip(functions, s.parts, strict=True)]
+    match _package(x):
+        case "cupy":
+            return lambda a: (a.data.ptr, a.shape)
+        case "torch":
+            return lambda a: (a.data_ptr(), a.shape)
+    if type(x) is _views.capsule_type:
+        raise TypeError("inplace: a bare capsule is used up by who looks into it; give the array")
+    if isinstance(x, _core.View):
+        return lambda v: v.pointer
+    if isinstance(getattr(x, "__cuda_array_interface__", None), dict):
+        return lambda a: (a.__cuda_array_interface__["data"], a.shape)
+    return _views.pointer
+
+
+def _stream_of(x: Any) -> Callable[[int], int | None]:
+    """From an ordinal to the stream on which the array is used; None: nobody knows it."""
+    if isinstance(x, _core.View):
+        return lambda _: x.stream
+    if (package := _package(x)) in ("cupy", "torch", "numba", "warp"):
+        adapter = _adapters.get(package)
+        return lambda ordinal: adapter.current_stream(ordinal)[0]
+    return lambda _: None

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of others that JAX updates in place: what `ref` and `inplace` rest on."""
+
+import dataclasses
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat, _core, _imports, _views
+from ._sharded import Sharded
+
+
+@dataclasses.dataclass
+class Part:
+    """What lies on one device."""
+
+    view: _core.View
+    device: Any
+    use: "weakref.ref[_imports.Import]"
+
+
+class Memory:
+    """Memory of others, and the array of JAX in it now.
+
+    Args:
+        x: an array of another library that is writable, or what `sharded` made.
+        what: the function that takes it, for messages.
+        keeps: what keeps the memory, where that is less than `x` itself.
+
+    Raises:
+        TypeError: no array of others, or of a dtype that JAX would make narrower.
+        BufferError: what stands in the way of an update in place.
+    """
+
+    def __init__(self, x: Any, what: str, *, keeps: Callable[[Any], Any] | None = None) -> None:
+        parts = x.placed() if isinstance(x, Sharded) else [(x, None)]
+        self.parts: list[Part] = []
+        arrays = []
+        for part, at in parts:
+            view, stream = _views.of(part, _imports.stream_of)
+            device = _checked(view, at, what)
+            _self_test(device.platform, what)
+            if keeps is not None:
+                view = _kept_by(keeps(part), view)
+            array, use = _imports.share_writable(view, device, stream)
+            self.parts.append(Part(view, device, use))
+            arrays.append(array)
+        check_apart([p.view for p in self.parts], what)
+        self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
+        self._what = what
+        # For each framework that has it: how often.
+        self._lent: list[str] = []
+        self._released = False
+        self._lock = threading.Lock()
+
+    @property
+    def pointer(self) -> int:
+        return self.parts[0].view.pointer
+
+    def usable(self) -> jax.Array:
+        """The array of JAX in it.
+
+        Raises:
+            RuntimeError: others have the memory, or JAX has it no more.
+        """
+        if self._released:
+            raise RuntimeError(f"this {self._what} was released: its memory is its owner's alone")
+        if self._lent:
+            raise RuntimeError(
+                f"this {self._what} is lent to {', '.join(sorted(set(self._lent)))}: JAX has it again at "
+                f"the end of the borrow"
+            )
+        return self.array
+
+    def is_in_place(self, array: jax.Array) -> bool:
+        """Whether an array that JAX computed is in this memory."""
+        if len(self.parts) == 1:
+            return self.parts[0].view.nbytes == 0 or (
+                array.unsafe_buffer_pointer() == self.parts[0].view.pointer
+            )
+        return all(
+            p.view.nbytes == 0 or shard.unsafe_buffer_pointer() == p.view.pointer
+            for p, shard in zip(self.parts, self._shards_of(array), strict=True)
+        )
+
+    def shards(self) -> list[jax.Array]:
+        """The array on each device, in the order of the parts."""
+        return self._shards_of(self.array)
+
+    def _shards_of(self, array: jax.Array) -> list[jax.Array]:
+        if len(self.parts) == 1:
+            return [array]
+        # `addressable_shards` would stay what it was, where a Ref's array gets new content.
+        data = [array.addressable_data(i) for i in range(len(self.parts))]
+        on = {next(iter(d.devices())): d for d in data}
+        return [on[p.device] for p in self.parts]
+
+    # ---- lent to others ----
+
+    def lend(self, to: str) -> None:
+        """Nobody in JAX may use the memory from now on."""
+        with self._lock:
+            if not self._lent:
+                self.usable()
+                self._check_place()
+            self._lent.append(to)
+
+    def take_back(self, to: str, streams: Sequence[int | None]) -> None:
+        """The end of lend().
+
+        Args:
+            to: as it was said there.
+            streams: for each part, on which its content is written; None: it is there.
+        """
+        with self._lock:
+            for part, stream in zip(self.parts, streams, strict=True):
+                if stream is not None:
+                    ready = _compat.import_stream(part.device)
+                    _core.stream_order(stream, ready, part.view.ordinal)
+            if len(self._lent) == 1 and any(stream is not None for stream in streams):
+                self._import_again()
+            self._lent.remove(to)
+
+    def _import_again(self) -> None:
+        # What is imported anew is ordered after the stream that it is imported with.
+        arrays = []
+        for part in self.parts:
+            on_cuda = part.device.platform != "cpu"
+            ready = _compat.import_stream(part.device) if on_cuda else None
+            array, part.use = _imports.share_writable(part.view, part.device, ready)
+            arrays.append(array)
+        if len(self.parts) == 1:
+            self.array = _committed(arrays[0])
+        else:
+            self.array = jax.make_array_from_single_device_arrays(
+                self.array.shape, self.array.sharding, arrays
+            )
+
+    def _check_place(self) -> None:
+        if self.array.is_deleted():
+            raise RuntimeError(
+                f"this {self._what} has no content: a program that updated it failed, or another thread is "
+                f"in one now; take a new {self._what} of the memory"
+            )
+        if not self.is_in_place(self.array):
+            raise RuntimeError(
+                f"this {self._what} is in other memory than its owner's: JAX made a copy, as it does where "
+                f"something else held the array during an update; take a new {self._what}"
+            )
+
+    def release(self) -> None:
+        """JAX uses the memory no more, and its owner is let go.
+
+        Raises:
+            ValueError: it was released before.
+            RuntimeError: it is lent, or something else still uses it.
+        """
+        with self._lock:
+            if self._released:
+                raise ValueError(f"release: the {self._what} was released before")
+            array = self.usable()
+            self._check_place()
+            self._released = True
+        uses = [part.use for part in self.parts]
+        self.parts.clear()
+        _imports.end(array, uses)
+
+
+def _committed(array: jax.Array) -> jax.Array:
+    """As the content of a Ref is: it stays on its device."""
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+
+
+def _kept_by(owner: Any, v: _core.View) -> _core.View:
+    platform = "pinned" if v.memory == "pinned" else v.platform
+    return _core.view_of_memory(
+        v.pointer, v.shape, v.dtype, platform, v.ordinal, None, v.stream, False, owner
+    )
+
+
+def _checked(v: _core.View, at: Any, what: str) -> Any:
+    """The device of memory that can be updated in place."""
+    _imports.check_width(v, what)
+    device = _imports.device_of(v, at)
+    if at is not None and device != at:
+        raise BufferError(
+            f"{what}: {_imports.described(v)} is on {device}, and its shard is on {at}"
+        )
+    reason = _imports.obstacle(v, "cpu" if device.platform == "cpu" else "cuda")
+    if reason is None and v.readonly:
+        reason = "it is read-only"
+    if reason is None and v.layout != "compact":
+        reason = f"its strides {v.strides} are not those of a row-major array"
+    if reason:
+        raise BufferError(
+            f"{what}: {_imports.described(v)} cannot be updated in place: {reason}"
+            + _advice(v, device)
+        )
+    return device
+
+
+def _advice(v: _core.View, device: Any) -> str:
+    if device.platform == "cpu" and v.pointer % _views.cpu_alignment:
+        return "; jaxbridge.empty makes memory that is aligned"
+    return ""
+
+
+def check_apart(views: Sequence[_core.View], what: str) -> None:
+    """Raises ValueError where two of the views have memory in common."""
+    ends = sorted((v.pointer, v.pointer + v.nbytes) for v in views if v.nbytes)
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
+        raise ValueError(f"{what}: two of the arrays are in the same memory")
+
+
+@functools.cache
+def _copies(platform: str) -> str | None:
+    """Whether this JAX copies what it should update in place: why that is thought, or None."""
+    if platform == "cpu":
+        v, _ = _views.of(_views.empty((16,), "float32"))
+        device = _imports.cpu_device()
+        held: Any = None
+    else:
+        held = jnp.zeros(16, jnp.float32, device=jax.local_devices(backend="cuda")[0])
+        device = next(iter(held.devices()))
+        ordinal = int(device.local_hardware_id or 0)
+        v = _core.view_of_memory(
+            held.unsafe_buffer_pointer(),
+            (16,),
+            held.dtype,
+            "cuda",
+            ordinal,
+            None,
+            None,
+            False,
+            held,
+        )
+        jax.block_until_ready(held)
+    array, _ = _imports.share_writable(v, device, None)
+    array = _committed(array)
+    ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
+    _add_one(ref)
+    moved = array.unsafe_buffer_pointer() != v.pointer
+    return f"JAX {jax.__version__} updates a copy of it" if moved else None
+
+
+@jax.jit
+def _add_one(ref: Any) -> None:
+    ref[...] = ref[...] + 1
+
+
+def _self_test(platform: str, what: str) -> None:
+    if (reason := _copies(platform)) is not None:
+        advice = "; JAX 0.8.3 and later do not" if platform == "cpu" else "; please report this"
+        raise RuntimeError(
+            f"{what}: memory of others on {platform} cannot be updated in place: {reason}{advice}"
+        )

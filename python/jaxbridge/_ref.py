@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refs of memory of others: `ref`, `borrow`."""
+
+from typing import Any
+
+import jax
+
+from . import _adapters, _compat, _core, _views
+from ._memory import Memory
+
+
+def ref(x: Any) -> Any:
+    """A `jax.Ref` in the memory of an array that another library made.
+
+    Programs of JAX that take it, or close over it, read and update that memory itself, and never a copy
+    of it. On CUDA it is ordered after what the owner has enqueued so far; `borrow` puts what the owner
+    does later in order with what JAX does.
+
+    Args:
+        x: an array that `from_external` takes, or what `sharded` makes of several. It has to be writable,
+            row-major, and aligned to 16 bytes on CUDA and to 64 on the CPU, where `empty` makes such.
+            Pinned and managed memory is used by the device where it is.
+
+    Returns:
+        A `jax.Ref` of its shape and dtype. The owner is kept as long as the Ref lives, and until the
+        device has finished JAX's last use of the memory; or until `release`.
+
+    Raises:
+        BufferError: the memory cannot be updated in place, with the reason.
+        TypeError: no array of another library; 64-bit data while JAX's 64-bit types are off.
+        RuntimeError: JAX has no device for the memory, or updates a copy of it (on the CPU before 0.8.3);
+            inside a function that is being traced.
+    """
+    if _compat.is_tracing():
+        raise RuntimeError(
+            "ref: inside a function that JAX traces there is no memory yet; make the Ref outside, and pass "
+            "it in or close over it"
+        )
+    if isinstance(x, jax.Array) or _compat.is_ref(x):
+        raise TypeError(
+            "ref: expected an array of another library; for one of JAX's own there is jax.new_ref(x)"
+        )
+    memory = Memory(x, "ref")
+    return _compat.make_external_ref(memory.array, lambda kind: _Storage(kind, memory))
+
+
+class _Storage(_compat.ref_storage_type):  # type: ignore[misc]
+    """Where a Ref has its array: JAX asks for it at each use."""
+
+    def __init__(self, kind: Any, memory: Memory) -> None:
+        self._aval = kind
+        self.memory = memory
+
+    @property
+    def _buf(self) -> jax.Array:
+        return self.memory.usable()
+
+
+class borrow:  # noqa: N801 (used as a function)
+    """The memory of a Ref for its owner, or for anybody else: `with borrow(r, "cupy") as x: ...`.
+
+    What JAX does with the Ref before is seen inside, and what is done inside is seen by JAX after it; on
+    CUDA the streams wait for that, and the host does not. Inside JAX does not have the Ref: to use it
+    there is an error. Several borrows of one Ref may be open at a time.
+
+    Args:
+        ref: what `ref` made.
+        framework: "numpy", "cupy", "torch", "numba", "warp", or "view".
+        stream: on CUDA the stream on which the memory is used: a handle, or a stream object of any
+            library. None: the framework's current one; for "view" the legacy default stream.
+
+    Returns:
+        From `with` and `acquire`: a writable array of that framework, or a tuple of one for each part of a
+        Ref of `sharded` memory. It must not be used after the end.
+
+    Raises:
+        TypeError: not a Ref of memory of others; no arrays of its dtype, or on its platform, in the
+            framework.
+        RuntimeError: the Ref was released; this borrow was begun or ended before.
+    """
+
+    def __init__(self, ref: Any, framework: str = "view", *, stream: Any = None) -> None:
+        if not (_compat.is_concrete_ref(ref) and _compat.is_external_ref(ref)):
+            raise TypeError(
+                f"borrow: expected a Ref that jaxbridge.ref made, got {_views.type_name(ref)}"
+            )
+        self._memory: Memory = _compat.ref_storage(ref).memory
+        self._framework = framework
+        self._adapter: Any = None if framework == "view" else _adapters.get(framework)
+        self._given = stream
+        self._streams: list[int | None] | None = None
+        # Stream objects, which have to live as long as their handles are used.
+        self._kept: list[Any] = []
+
+    def acquire(self) -> Any:
+        """Begins it, as `with` does."""
+        if self._streams is not None:
+            raise RuntimeError("borrow: it has begun already; end it first, or make another one")
+        memory, adapter = self._memory, self._adapter
+        for part in memory.parts:
+            if adapter is not None:
+                platform = part.view.platform
+                if platform not in adapter.platforms:
+                    raise TypeError(
+                        f'borrow: "{self._framework}" has no arrays on {platform}, where the Ref is'
+                    )
+                adapter.check_dtype(part.view.dtype, platform)
+        memory.lend(self._framework)
+        streams: list[int | None] = []
+        try:
+            arrays = []
+            for part, shard in zip(memory.parts, memory.shards(), strict=True):
+                stream = None
+                if part.device.platform == "cpu":
+                    jax.block_until_ready(shard)
+                else:
+                    stream = self._stream_on(part.view.ordinal)
+                    # The stream waits for what JAX does with the memory; the capsule itself is not kept.
+                    _compat.export_dlpack(shard, 1 if stream == 0 else stream)
+                streams.append(stream)
+                v = part.view
+                platform = "pinned" if v.memory == "pinned" else v.platform
+                lent = _core.view_of_memory(
+                    v.pointer, v.shape, v.dtype, platform, v.ordinal, None, stream, False, v
+                )
+                arrays.append(lent if adapter is None else adapter.array_of(lent))
+        except BaseException:
+            memory.take_back(self._framework, [None] * len(memory.parts))
+            raise
+        self._streams = streams
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    def _stream_on(self, ordinal: int) -> int:
+        if self._given is not None:
+            return _views.stream_handle(self._given)
+        if self._adapter is None:
+            return 0
+        handle, keep = self._adapter.current_stream(ordinal)
+        self._kept.append(keep)
+        return handle
+
+    def release(self) -> None:
+        """Ends it, as the end of `with` does."""
+        if self._streams is None:
+            raise RuntimeError("borrow: it has not begun, or has ended")
+        streams, self._streams = self._streams, None
+        self._memory.take_back(self._framework, streams)
+        self._kept.clear()
+
+    def __enter__(self) -> Any:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()

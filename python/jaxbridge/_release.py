@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of JAX's use of memory of others: `release`."""
+
+from typing import Any
+
+import jax
+
+from . import _compat, _core, _imports, _views
+
+
+def release(x: Any) -> None:
+    """Ends JAX's use of memory that `from_external` or `ref` brought in.
+
+    Its owner is let go before this returns. Waits for what JAX still does with it. Later uses of `x`
+    raise. A view, of `buffer` or of an array of JAX, is only marked: its owner goes with it and the last
+    array that was made of it.
+
+    As with `jax.Array.delete`, no other thread may be inside a program that uses `x` and calls Python:
+    on the CPU both would wait for ever.
+
+    Args:
+        x: an array that `from_external` made without a copy, what `ref` made, or a view.
+
+    Raises:
+        ValueError: the memory of `x` is JAX's own, or was released before.
+        RuntimeError: something else still uses the memory: another array on it, a consumer that `x` was
+            handed to, or a `borrow` that has not ended.
+    """
+    if isinstance(x, _core.View):
+        x.release()
+        return
+    if _compat.is_concrete_ref(x) and _compat.is_external_ref(x):
+        _compat.ref_storage(x).memory.release()
+        return
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"release: expected an array that from_external made, or what ref made, got "
+            f"{_views.type_name(x)}"
+        )
+    ticket = _imports.import_of(x)
+    if ticket is None or x.nbytes == 0:
+        raise ValueError(
+            "release: the memory of this array is JAX's own, or it was made of an imported one; give "
+            "the very array with which from_external shares the memory of another library"
+        )
+    if x.is_deleted():
+        raise ValueError("release: the array was released, or deleted or donated, before")
+    _imports.end(x, [ticket])

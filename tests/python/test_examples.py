@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples beside the demo, as a user runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxbridge import _compat
+
+examples = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, examples / name, *arguments],
+        cwd=folder,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    _compat.jax_version < (0, 8, 3), reason="JAX before 0.8.3 updates a copy of memory of the host"
+)
+def test_pendulums_are_balanced_in_place(tmp_path: Path) -> None:
+    out = run("pendulums.py", tmp_path, "--pendulums", "64", "--steps", "250")
+    found = re.findall(r"^(in place|with copies) +cost ([\d.]+) -> ([\d.]+), .*", out, re.MULTILINE)
+    assert [name for name, *_ in found] == ["in place", "with copies"]
+    for _, before, after in found:
+        assert float(after) < float(before) / 10
+    beside = [int(n) for n in re.findall(r"(\d+) KiB beside the state", out)]
+    assert beside[0] <= beside[1]
+    assert (tmp_path / "pendulums.png").exists() or "no plot" in out
