@@ -34,12 +34,12 @@ from ._load import load as load
 from ._lowering import export_checks as export_checks
 from ._native_author import get_cmake_dir as get_cmake_dir
 from ._native_author import get_include as get_include
-from ._signature import Parameter as Parameter
-from ._signature import Signature as Signature
 from ._ref import borrow as borrow
 from ._ref import ref as ref
 from ._release import release as release
 from ._sharded import sharded as sharded
+from ._signature import Parameter as Parameter
+from ._signature import Signature as Signature
 from ._to_external import to_external as to_external
 from ._to_external import view as view
 from ._ufunc import from_ufunc as from_ufunc

@@ -12,8 +12,8 @@ import numpy as np
 from . import _core, _identity
 from ._call_site import CallSite
 from ._native_function import (
-    NativeCallee,
     NativeFunction,
+    SignedCallee,
     after_batching,
     one_or_all,
     result_types,
@@ -27,13 +27,15 @@ Types = Sequence[tuple[str, Sequence[int]]]
 Argument = tuple[str, bool, int, int]
 
 
-class ShapedCallee(NativeCallee):
+class ShapedCallee(SignedCallee):
     """A function that gets pointers and numbers: its target is made for one list of shapes.
 
     What each parameter is follows from the shapes, and so from the call's text, which carries them.
     """
 
-    signature: Signature
+    @property
+    def signature(self) -> Signature:
+        return self.signatures[0]
 
     def site_for(self, site: CallSite, operands: Sequence[Any], results: Sequence[Any]) -> CallSite:
         return site.of_types((self._types(operands), self._types(results)))
@@ -190,7 +192,7 @@ class _CFunctionCallee(ShapedCallee):
         claim: bool,
         options: Mapping[str, Any],
     ) -> None:
-        self.signature = signature
+        self.signatures = (signature,)
         (self.address,) = map(_address, functions.values())
         identity = f"name:{name}:{signature}" if claim else _identity.unique()
         super().__init__(name, functions, identity, options, claim)
@@ -206,7 +208,9 @@ class _CFunctionCallee(ShapedCallee):
             arguments=arguments,
             texts=texts,
             returns_error_code=self.signature.returns == "int32",
+            operand_names=self.operand_names(site),
             in_place=list(site.in_place),
+            external=list(site.external),
         )
 
 

@@ -55,7 +55,7 @@ def python_target(site: "CallSite", states: dict[Any, States]) -> Any:
         on_held=functools.partial(_plan.end_lease, site),
         on_not_captured=functools.partial(_replay.not_captured, site),
         on_compared=functools.partial(_replay.compare, site),
-        operand_names=_plan.operand_names(site),
+        operand_names=site.callee.operand_names(site),
         in_place=list(site.in_place),
         external=list(site.external),
         limit=_config.cache_limit,

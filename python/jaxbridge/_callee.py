@@ -185,6 +185,15 @@ class Callee:
             )
         )
 
+    @property
+    def says_what_is_updated(self) -> bool:
+        """Whether the function has a result of its own for each operand that it updates, Refs included."""
+        return False
+
+    def operand_names(self, site: CallSite) -> list[str]:
+        """What messages call the operands."""
+        return _plan.operand_names(site)
+
     # ---- what XLA calls ----------------------------------------------------------------------
 
     def ffi_target(self, site: CallSite, operands: Sequence[Any], results: Sequence[Any]) -> Any:

@@ -266,7 +266,7 @@ class NativeTarget:
 
     def clear_plans(self) -> None: ...
 
-def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, in_place: Sequence[tuple[int, int]]) -> NativeTarget:
+def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
     """A target that calls the C function at an address."""
 
 def compute_capability(ordinal: int) -> tuple[int, int]:
@@ -281,7 +281,7 @@ class Kernel:
     def loaded(self) -> int:
         """On how many devices it is loaded."""
 
-    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, in_place: Sequence[tuple[int, int]]) -> NativeTarget:
+    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
         """A target that launches it on the call's stream."""
 
 @overload

@@ -182,10 +182,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
         pairs, own = _aliases.pair(self.name, self.options.inout, arguments, slot_tree)
-        refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
-        for i in refs:
+        refs: list[tuple[int, int | None]] = []
+        for i in (i for i, x in enumerate(operands) if _compat.is_ref(x)):
+            if self.callee.says_what_is_updated:
+                refs.append((i, dict(pairs).get(i)))
+                continue
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
             pairs.append((i, len(results)))
+            refs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
             results.append((aval.shape, aval.dtype))
         _aliases.check(self.name, pairs, operands, results)
@@ -197,7 +201,9 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
-        external = tuple(i for i in refs if _compat.is_external_ref(operands[i]))
+        external = tuple(
+            i for i, result in refs if result is not None and _compat.is_external_ref(operands[i])
+        )
         site = self._site(
             arguments, declared, len(operands), tuple(pairs), external, renumbered, has_side_effect
         )
@@ -217,6 +223,8 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             _compat.forget_failed_effects()
             # Outside the handler, so that the exception gets no second context.
             _errors.raise_again(raised)
+        if len(outs) < len(result_leaves):  # the others are in Refs
+            return cast(R, outs[0] if len(outs) == 1 else tuple(outs) or None)
         return cast(R, jax.tree.unflatten(result_tree, outs))
 
     def _where(self, position: int, treedef: Any) -> str:

@@ -31,7 +31,7 @@ class _KernelCallee(ShapedCallee):
         shared: int | str,
         options: Mapping[str, Any],
     ) -> None:
-        self.signature = signature
+        self.signatures = (signature,)
         self.code = code
         self.grid, self.block, self.shared = grid, block, shared
         told = [code.identity, code.name, str(signature), repr(shared)]
@@ -66,7 +66,9 @@ class _KernelCallee(ShapedCallee):
             grid=grid,
             block=block,
             shared=shared,
+            operand_names=self.operand_names(site),
             in_place=list(site.in_place),
+            external=list(site.external),
         )
 
     def _extents(

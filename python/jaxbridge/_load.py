@@ -15,8 +15,8 @@ import numpy as np
 from . import _core, _lowering, _static_values
 from ._call_site import CallSite
 from ._native_function import (
-    NativeCallee,
     NativeFunction,
+    SignedCallee,
     after_batching,
     one_or_all,
     result_types,
@@ -29,7 +29,7 @@ from .errors import SignatureError
 _elementwise, _side_effect = 1, 2
 
 
-class _LibraryCallee(NativeCallee):
+class _LibraryCallee(SignedCallee):
     """A function of a library, on each platform that it is exported for."""
 
     functions: dict[str, Any]

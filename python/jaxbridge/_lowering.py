@@ -2,7 +2,7 @@
 """From primitives to custom calls: the only user of jax.ffi."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
 _target_fence = "jaxbridge.fence"
+_target_check = "jaxbridge.check_external"
 
 
 def register_handlers() -> None:
@@ -119,6 +120,8 @@ _own_targets: set[str] = set()
 def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> Any:
     """The call of a handler of the function's own: nothing of ours is between XLA and it."""
     _own_targets.add(target.name)
+    if site.external:
+        operands = _check_external(ctx, operands, site)
     rule = jax.ffi.ffi_lowering(
         target.name,
         operand_output_aliases=dict(site.in_place),
@@ -127,6 +130,32 @@ def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> A
     hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
     own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
     return rule(own, *operands, **target.attributes)[: len(ctx.avals_out)]
+
+
+def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list[Any]:
+    """The operands, those that are memory of others behind a call that checks it.
+
+    A function of ours is checked in its own call (core/dispatch/in_place).
+    """
+    updated = {operand for operand, _ in site.in_place}
+    # The others that are read can be the same memory, imported once more.
+    checked = [*site.external, *(i for i in range(len(operands)) if i not in updated)]
+    rule = jax.ffi.ffi_lowering(
+        _target_check, operand_output_aliases={k: k for k in range(len(site.external))}
+    )
+    avals = [ctx.avals_in[i] for i in checked]
+    own = ctx.replace(avals_in=avals, avals_out=avals[: len(site.external)])
+    names = site.callee.operand_names(site)
+    same = rule(
+        own,
+        *(operands[i] for i in checked),
+        key=np.int64(0),
+        spec="\n".join(names[i] for i in checked),
+    )
+    out = list(operands)
+    for i, operand in zip(site.external, same, strict=True):
+        out[i] = operand
+    return out
 
 
 def lower_fence(ctx: Any, *operands: Any) -> Any:

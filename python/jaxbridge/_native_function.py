@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that are not Python's: what `load`, `bind`, `cuda_kernel` and `ffi` have in common."""
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat, _identity, _options, _primitive, _signature, _static_values
-from ._call_site import Stats
+from ._call_site import CallSite, Stats
 from ._callee import Callee
 from ._function import Function
 from ._signature import Signature
@@ -87,10 +86,24 @@ class NativeCallee(Callee):
         return "native"
 
 
+class SignedCallee(NativeCallee):
+    """A function whose operands and results a signature says."""
+
+    signatures: tuple[Signature, ...]
+
+    @property
+    def says_what_is_updated(self) -> bool:
+        return True
+
+    def operand_names(self, site: CallSite) -> list[str]:
+        return [f"{self.name}: argument {p.name!r}" for p in self.signatures[0].operands]
+
+
 class NativeFunction(Function[..., Any]):
     """A Function whose arguments a signature says. Made by `load`, `bind` and `cuda_kernel`.
 
-    Arrays and static values are passed by position or by name, as `inspect.signature` shows them.
+    Arrays and static values are passed by position or by name, as `inspect.signature` shows them. A
+    `jax.Ref` for an array that is updated gets the result, which is not returned then.
     """
 
     def __init__(
@@ -121,27 +134,7 @@ class NativeFunction(Function[..., Any]):
             TypeError: an argument of another dtype, rank or kind, or one too many; the message names it.
         """
         operands, attributes, extra = self._arguments(args, kwargs)
-        refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
-        call = functools.partial(self._call_with, attributes, extra, refs)
-        if any(_compat.is_concrete_ref(operands[i]) for i in refs):
-            # Only one program updates a Ref in place.
-            return jax.jit(call)(*operands)
-        return call(*operands)
-
-    def _call_with(
-        self, attributes: dict[str, Any], extra: dict[str, Any], refs: list[int], *operands: Any
-    ) -> Any:
-        values = [x[...] if i in refs else x for i, x in enumerate(operands)]
-        out = super().__call__(*values, **attributes, **extra)
-        in_place = self.signatures[0].in_place
-        stored = {in_place[i]: i for i in refs if i in in_place}
-        if not stored:
-            return out
-        # A Ref that is updated has its result already.
-        results = list(out) if isinstance(out, tuple) else [out]
-        for result, i in stored.items():
-            operands[i][...] = results[result]
-        return one_or_all([r for k, r in enumerate(results) if k not in stored])
+        return super().__call__(*operands, **attributes, **extra)
 
     def _arguments(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

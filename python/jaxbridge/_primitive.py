@@ -24,14 +24,15 @@ Result = tuple[tuple[int, ...], Any]
 
 @dataclasses.dataclass(frozen=True)
 class BoundCall:
-    """A call with its result types: shape and dtype of each, hidden ones of Refs last.
+    """A call with its result types: shape and dtype of each.
 
-    `refs` are the operands that are `jax.Ref`s.
+    `refs` are the operands that are `jax.Ref`s, each with the result that is stored in it (None: it is
+    read only).
     """
 
     site: CallSite
     results: tuple[Result, ...]
-    refs: tuple[int, ...]
+    refs: tuple[tuple[int, int | None], ...]
 
 
 call_p = Primitive("jaxbridge_call")
@@ -40,8 +41,8 @@ _compat.hold_weakly(CallSite)
 
 
 def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
-    """Makes the call; returns the declared results."""
-    if any(_compat.is_concrete_ref(operands[i]) for i in bound.refs):
+    """Makes the call; returns the results that are not stored in Refs."""
+    if any(_compat.is_concrete_ref(operands[i]) for i, _ in bound.refs):
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
         with jax.disable_jit(False):
@@ -53,15 +54,15 @@ def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
 
 def _with_refs(bound: BoundCall, *operands: Any) -> list[Any]:
     values = list(operands)
-    for i in bound.refs:
+    for i, _ in bound.refs:
         # Without the barrier XLA gives the function a copy where the program has updated a part of the
         # Ref before: reads for the update and for the call would be two uses of one value.
         values[i] = jax.lax.optimization_barrier(operands[i][...])
     outs = _bind_values(bound, values)
-    declared = len(bound.results) - len(bound.refs)
-    for i, out in zip(bound.refs, outs[declared:], strict=True):
-        operands[i][...] = out
-    return outs[:declared]
+    stored = {result: i for i, result in bound.refs if result is not None}
+    for result, i in stored.items():
+        operands[i][...] = outs[result]
+    return [out for result, out in enumerate(outs) if result not in stored]
 
 
 def _bind_values(bound: BoundCall, values: Sequence[Any]) -> list[Any]:

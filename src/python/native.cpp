@@ -17,6 +17,7 @@ namespace jaxbridge::python {
 namespace {
 
 using native::argument;
+using index_pair = dispatch::in_place::index_pair;
 
 template <class T>
 T value_or_raise(result<T> r) {
@@ -163,16 +164,18 @@ void bind_native(nb::module_& m) {
       "c_function",
       [](std::string name, std::uintptr_t address, const std::vector<described>& arguments,
          std::vector<std::string> texts, bool returns_error_code,
-         std::vector<native::index_pair> in_place) {
+         std::vector<std::string> operand_names, std::vector<index_pair> in_place,
+         std::vector<std::size_t> external) {
         return native_handle{std::make_shared<native::c_function>(
             std::move(name), reinterpret_cast<void*>(address), arguments_of(arguments),
             std::move(texts),
             returns_error_code ? native::returned::error_code : native::returned::nothing,
-            std::move(in_place))};
+            dispatch::in_place(std::move(operand_names), std::move(in_place),
+                               std::move(external)))};
       },
       nb::kw_only(), nb::arg("name"), nb::arg("address"), nb::arg("arguments"), nb::arg("texts"),
-      nb::arg("returns_error_code"), nb::arg("in_place"),
-      "A target that calls the C function at an address.");
+      nb::arg("returns_error_code"), nb::arg("operand_names"), nb::arg("in_place"),
+      nb::arg("external"), "A target that calls the C function at an address.");
 
   m.def(
       "compute_capability",
@@ -199,13 +202,16 @@ void bind_native(nb::module_& m) {
           "target",
           [](const kernel_handle& k, std::string name, const std::vector<described>& arguments,
              std::array<std::uint32_t, 3> grid, std::array<std::uint32_t, 3> block,
-             std::uint32_t shared, std::vector<native::index_pair> in_place) {
+             std::uint32_t shared, std::vector<std::string> operand_names,
+             std::vector<index_pair> in_place, std::vector<std::size_t> external) {
             return native_handle{std::make_shared<native::kernel_target>(
                 std::move(name), k.kernel, arguments_of(arguments),
-                cuda::launch_shape{grid, block, shared}, std::move(in_place))};
+                cuda::launch_shape{grid, block, shared},
+                dispatch::in_place(std::move(operand_names), std::move(in_place),
+                                   std::move(external)))};
           },
           nb::kw_only(), nb::arg("name"), nb::arg("arguments"), nb::arg("grid"), nb::arg("block"),
-          nb::arg("shared"), nb::arg("in_place"),
+          nb::arg("shared"), nb::arg("operand_names"), nb::arg("in_place"), nb::arg("external"),
           "A target that launches it on the call's stream.");
 }
 

@@ -98,6 +98,10 @@ void bind_registry(nb::module_& m) {
         out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
                                   capsule(&dispatch::call_cuda_capturable)));
         out.append(nb::make_tuple("jaxbridge.fence", "CUDA", capsule(&dispatch::fence_cuda)));
+        out.append(nb::make_tuple("jaxbridge.check_external", "cpu",
+                                  capsule(&dispatch::check_external_cpu)));
+        out.append(nb::make_tuple("jaxbridge.check_external", "CUDA",
+                                  capsule(&dispatch::check_external_cuda)));
         return out;
       },
       nb::sig("def handlers() -> list[tuple[str, str, typing.Any]]"),

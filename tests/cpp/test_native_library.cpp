@@ -64,14 +64,21 @@ TEST(native_library, outside_of_its_memory_is_an_error) {
   EXPECT_FALSE(read_descriptor(nullptr, d.segments()).ok());
 }
 
+int nothing() { return 0; }
+
 TEST(c_function, checks_the_arrays_of_a_call) {
-  dispatch::call c;
-  argument a;
-  a.from = argument::source::operand;
-  EXPECT_FALSE(check_call(c, {a}, {}).ok());
-  a.from = argument::source::value;
-  EXPECT_TRUE(check_call(c, {a}, {}).ok());
-  EXPECT_FALSE(check_call(c, {a}, {{0, 0}}).ok());
+  const auto outcome = [](argument::source from,
+                          std::vector<dispatch::in_place::index_pair> pairs) {
+    argument a;
+    a.from = from;
+    c_function f("f", reinterpret_cast<void*>(&nothing), {a}, {}, returned::nothing,
+                 dispatch::in_place({}, std::move(pairs), {}));
+    return f.invoke({});
+  };
+  EXPECT_EQ(outcome(argument::source::operand, {}).message(),
+            "f: the program has fewer arrays than the function's signature");
+  EXPECT_TRUE(outcome(argument::source::value, {}).ok());
+  EXPECT_FALSE(outcome(argument::source::value, {{0, 0}}).ok());
 }
 
 }  // namespace jaxbridge::native

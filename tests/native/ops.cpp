@@ -144,3 +144,16 @@ void thread_of(jb::buffer_view<const float> /*x*/, jb::buffer_view<std::uint64_t
   out[0] = std::hash<std::thread::id>()(std::this_thread::get_id());
 }
 JAXBRIDGE_EXPORT(thread_of, cpu).parameters("x").result(jb::shape("[]"));
+
+// Where an array lies that is updated, or only read.
+std::uint64_t place_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
+void bump(jb::in_place<float, 1> x, jb::buffer_view<std::uint64_t, 0> where) {
+  for (float& v : x.elements()) v += 1;
+  where[0] = place_of(x.data());
+}
+JAXBRIDGE_EXPORT(bump, cpu).parameters("x[n]").result(jb::same_as<0>, jb::shape("[]"));
+
+void place(jb::buffer_view<const float, 1> x, jb::buffer_view<std::uint64_t, 0> where) {
+  where[0] = place_of(x.data());
+}
+JAXBRIDGE_EXPORT(place, cpu).parameters("x[n]").result(jb::shape("[]"));

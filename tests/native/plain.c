@@ -32,3 +32,7 @@ void pairs(const int* x, int n, int* y) {
 void iota(const int* seed, int n, int* y) {
   for (int i = 0; i < n; i++) y[i] = *seed + i;
 }
+
+void bump(float* x, int n) {
+  for (int i = 0; i < n; i++) x[i] += 1;
+}

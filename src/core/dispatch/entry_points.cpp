@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/dispatch/call.hpp"
+#include "core/dispatch/external.hpp"
 #include "core/dispatch/fence.hpp"
 #include "core/dispatch/registry.hpp"
 #include "jaxbridge/frame.hpp"
@@ -60,6 +61,16 @@ ffi::error* call_cuda(ffi::call_frame* frame) noexcept { return handle(frame, pl
 
 ffi::error* call_cuda_capturable(ffi::call_frame* frame) noexcept {
   return handle(frame, platform::cuda, ffi::trait_command_buffer_compatible);
+}
+
+ffi::error* check_external_cpu(ffi::call_frame* frame) noexcept {
+  return handle(frame, platform::cpu, 0, &decode, &check_external);
+}
+
+ffi::error* check_external_cuda(ffi::call_frame* frame) noexcept {
+  // It enqueues nothing; where XLA captures what comes behind it, the addresses are part of that.
+  return handle(frame, platform::cuda, ffi::trait_command_buffer_compatible, &decode,
+                &check_external);
 }
 
 ffi::error* fence_cuda(ffi::call_frame* frame) noexcept {

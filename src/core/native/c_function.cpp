@@ -83,42 +83,36 @@ word word_of(const argument& a, const dispatch::call& c,
   return a.bits;
 }
 
-status check_call(const dispatch::call& c, const std::vector<argument>& arguments,
-                  const std::vector<index_pair>& pairs) {
-  for (const argument& a : arguments) {
+native_target::native_target(std::string name, std::vector<argument> arguments,
+                             dispatch::in_place in_place)
+    : name_(std::move(name)), arguments_(std::move(arguments)), in_place_(std::move(in_place)) {}
+
+status native_target::begin(const dispatch::call& c) {
+  calls_.fetch_add(1, std::memory_order_relaxed);
+  for (const argument& a : arguments_) {
     if ((a.from == argument::source::operand && a.index >= c.operands.size()) ||
         (a.from == argument::source::result && a.index >= c.results.size())) {
       return {status_code::invalid_argument,
-              "the program has fewer arrays than the function's signature"};
+              name_ + ": the program has fewer arrays than the function's signature"};
     }
   }
-  for (const auto& [operand, result] : pairs) {
-    if (operand >= c.operands.size() || result >= c.results.size() ||
-        c.operands[operand].data != c.results[result].data) {
-      return {status_code::internal, "operand " + std::to_string(operand) +
-                                         " is updated in place, and XLA made a copy of it"};
-    }
-  }
-  return {};
+  return in_place_.check(c);
 }
 
 c_function::c_function(std::string name, void* address, std::vector<argument> arguments,
                        std::vector<std::string> texts, returned returns,
-                       std::vector<index_pair> in_place)
-    : name_(std::move(name)),
+                       dispatch::in_place in_place)
+    : native_target(std::move(name), std::move(arguments), std::move(in_place)),
       address_(address),
-      arguments_(std::move(arguments)),
       texts_(std::move(texts)),
-      returns_(returns),
-      in_place_(std::move(in_place)) {}
+      returns_(returns) {}
 
 status c_function::invoke(const dispatch::call& c) noexcept {
-  count();
-  if (status s = check_call(c, arguments_, in_place_); !s.ok()) return s;
+  if (status s = begin(c); !s.ok()) return s;
   registers r;
   std::size_t integers = 0;
   std::size_t floats = 0;
-  for (const argument& a : arguments_) {
+  for (const argument& a : arguments()) {
     const word w = word_of(a, c, texts_);
     if (!a.is_float && integers < integer_registers) {
       r.integers[integers++] = w;
@@ -130,7 +124,7 @@ status c_function::invoke(const dispatch::call& c) noexcept {
   }
   const int code = call(address_, r);
   if (returns_ == returned::error_code && code != 0) {
-    return {status_code::internal, name_ + " returned the error code " + std::to_string(code)};
+    return {status_code::internal, name() + " returned the error code " + std::to_string(code)};
   }
   return {};
 }

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "core/dispatch/in_place.hpp"
 #include "core/dispatch/registry.hpp"
 
 namespace jaxbridge::native {
@@ -38,42 +38,42 @@ struct argument {
 /// A target that calls no Python.
 class native_target : public dispatch::target {
  public:
+  native_target(std::string name, std::vector<argument> arguments, dispatch::in_place in_place);
+
   /// How often XLA has called it.
   [[nodiscard]] std::uint64_t calls() const noexcept {
     return calls_.load(std::memory_order_relaxed);
   }
 
  protected:
-  void count() noexcept { calls_.fetch_add(1, std::memory_order_relaxed); }
+  /// Counts the call, and checks that it has the arrays that the arguments name, in the memory that
+  /// they should be in.
+  [[nodiscard]] status begin(const dispatch::call& c);
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] const std::vector<argument>& arguments() const noexcept { return arguments_; }
 
  private:
+  std::string name_;
+  std::vector<argument> arguments_;
+  dispatch::in_place in_place_;
   std::atomic<std::uint64_t> calls_{0};
 };
 
 /// What the C function returns.
 enum class returned : std::uint8_t { nothing, error_code };
 
-/// (operand, result) pairs that are one memory.
-using index_pair = std::pair<std::size_t, std::size_t>;
-
-/// Checks that the call has the arrays that the arguments name, and that the pairs are one memory.
-[[nodiscard]] status check_call(const dispatch::call& c, const std::vector<argument>& arguments,
-                                const std::vector<index_pair>& pairs);
-
 class c_function final : public native_target {
  public:
   c_function(std::string name, void* address, std::vector<argument> arguments,
-             std::vector<std::string> texts, returned returns, std::vector<index_pair> in_place);
+             std::vector<std::string> texts, returned returns, dispatch::in_place in_place);
 
   status invoke(const dispatch::call& c) noexcept override;
 
  private:
-  std::string name_;
   void* address_;
-  std::vector<argument> arguments_;
   std::vector<std::string> texts_;
   returned returns_;
-  std::vector<index_pair> in_place_;
 };
 
 /// The most parameters that a C function may have.
