@@ -148,7 +148,8 @@ TEST_F(kernel_test, that_is_not_in_the_code_is_named) {
 }
 
 TEST_F(kernel_test, on_memory_that_is_not_one_is_refused) {
-  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {{0, 0}});
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0},
+                  jaxbridge::dispatch::in_place({}, {{0, 0}}, {}));
   EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
   EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 0U);
 }
