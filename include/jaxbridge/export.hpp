@@ -153,7 +153,7 @@ class exporter {
   /// All that the function does on CUDA is to enqueue work on its stream, and it is the same each
   /// time: XLA may capture it into a command buffer, and replay that.
   const exporter& capturable() const noexcept {
-    static_assert((!signature<Functions>::has_scratch && ...),
+    static_assert((!signature<Functions>::template takes<scratch> && ...),
                   "jaxbridge: memory of scratch& ends with the call, and a captured one comes "
                   "again: take a workspace<T>");
     return flag(abi::native::flag_capturable);

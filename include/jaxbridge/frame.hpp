@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -35,10 +36,38 @@ inline status malformed(std::string what) {
 /// Whether a buffer must have memory: shapes alone are asked for while a program is traced.
 enum class memory : bool { needed, absent };
 
+/// Reads an entry of a frame's operands or results. False where anything is out of the ordinary:
+/// decode_buffer() says what.
+inline bool read_buffer(const void* raw, int type, any_buffer& out,
+                        memory with = memory::needed) noexcept {
+  namespace ffi = abi::xla_ffi;
+  if (type != ffi::argument_buffer || raw == nullptr) return false;
+  const auto& buffer = *static_cast<const ffi::buffer*>(raw);
+  const dtype t = dtype_from_xla(buffer.dtype);
+  if (buffer.struct_size < sizeof(ffi::buffer) || t == dtype::invalid || buffer.rank < 0 ||
+      (buffer.rank > 0 && buffer.dims == nullptr)) {
+    return false;
+  }
+  const std::span<const std::int64_t> shape(buffer.dims, static_cast<std::size_t>(buffer.rank));
+  std::size_t bits = bit_width(t);
+  for (const std::int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(bits, static_cast<std::size_t>(extent), &bits)) {
+      return false;
+    }
+  }
+  if (bits > std::numeric_limits<std::size_t>::max() / 2 ||
+      (buffer.data == nullptr && bits != 0 && with == memory::needed)) {
+    return false;
+  }
+  out = {buffer.data, t, shape};
+  return true;
+}
+
 /// Reads entry `index` of a frame's operands or results (`kind` says which, for messages).
 inline status decode_buffer(const void* raw, int type, const char* kind, std::int64_t index,
                             any_buffer& out, memory with = memory::needed) {
   namespace ffi = abi::xla_ffi;
+  if (read_buffer(raw, type, out, with)) return {};
   const auto where = [&] { return std::string(kind) + " " + std::to_string(index); };
   if (type != ffi::argument_buffer || raw == nullptr) {
     return malformed(where() + " is not a buffer (type " + std::to_string(type) + ")");
@@ -100,9 +129,23 @@ status check_list(const List& list, void** entries, const char* kind) {
   return {};
 }
 
+/// Whether a frame's lists may be read. Where not, check_lists() says why.
+inline bool has_lists(const abi::xla_ffi::call_frame& frame) noexcept {
+  namespace ffi = abi::xla_ffi;
+  const auto fits = [](const auto& list, void** entries) {
+    return list.struct_size >= sizeof(list) && list.size >= 0 && list.size <= max_entries &&
+           (list.size == 0 || (entries != nullptr && list.types != nullptr));
+  };
+  return frame.struct_size >= offsetof(ffi::call_frame, future) &&
+         fits(frame.args, frame.args.args) && fits(frame.rets, frame.rets.rets) &&
+         fits(frame.attrs, frame.attrs.attrs) &&
+         (frame.attrs.size == 0 || frame.attrs.names != nullptr);
+}
+
 /// Checks the heads of all lists, so that their entries may be read.
 inline status check_lists(const abi::xla_ffi::call_frame& frame) {
   namespace ffi = abi::xla_ffi;
+  if (has_lists(frame)) return {};
   if (frame.struct_size < offsetof(ffi::call_frame, future)) {
     return malformed("struct_size " + std::to_string(frame.struct_size) + ", expected at least " +
                      std::to_string(offsetof(ffi::call_frame, future)));
@@ -127,32 +170,51 @@ inline std::string consume(const abi::xla_ffi::api& api, abi::xla_ffi::error* er
   return text;
 }
 
-/// Device and, on CUDA, stream of a call.
-inline status locate(const abi::xla_ffi::call_frame& frame, platform where, device& on,
-                     stream_ref& stream) {
+/// Whether the runtime's functions of version 0.1 are there.
+inline status check_api(const abi::xla_ffi::call_frame& frame) {
   namespace ffi = abi::xla_ffi;
   if (frame.api == nullptr ||
       !ffi::has_slot(frame.api->struct_size, offsetof(ffi::api, stream_get))) {
     return malformed("no table of functions");
   }
-  const ffi::api& api = *frame.api;
-  on = {where, 0};
-  if (ffi::has_slot(api.struct_size, offsetof(ffi::api, device_ordinal_get))) {
-    ffi::device_ordinal_get_args get{sizeof(get), nullptr, frame.ctx, 0};
-    if (ffi::error* error = api.device_ordinal_get(&get); error != nullptr) {
-      return {status_code::internal, "XLA names no device for this call: " + consume(api, error)};
-    }
-    on.ordinal = get.device_ordinal;
-  }
-  stream = {};
-  if (where == platform::cuda) {
-    ffi::stream_get_args get{sizeof(get), nullptr, frame.ctx, nullptr};
-    if (ffi::error* error = api.stream_get(&get); error != nullptr) {
-      return {status_code::internal, "XLA gives no stream for this call: " + consume(api, error)};
-    }
-    stream = stream_ref(get.stream);
-  }
   return {};
+}
+
+/// The device of a call.
+inline status locate_device(const abi::xla_ffi::call_frame& frame, platform where, device& out) {
+  namespace ffi = abi::xla_ffi;
+  out = {where, 0};
+  if (!ffi::has_slot(frame.api->struct_size, offsetof(ffi::api, device_ordinal_get))) return {};
+  ffi::device_ordinal_get_args get{sizeof(get), nullptr, frame.ctx, 0};
+  if (ffi::error* error = frame.api->device_ordinal_get(&get); error != nullptr) {
+    return {status_code::internal,
+            "XLA names no device for this call: " + consume(*frame.api, error)};
+  }
+  out.ordinal = get.device_ordinal;
+  return {};
+}
+
+/// The stream of a call; none on the CPU.
+inline status locate_stream(const abi::xla_ffi::call_frame& frame, platform where,
+                            stream_ref& out) {
+  namespace ffi = abi::xla_ffi;
+  out = {};
+  if (where != platform::cuda) return {};
+  ffi::stream_get_args get{sizeof(get), nullptr, frame.ctx, nullptr};
+  if (ffi::error* error = frame.api->stream_get(&get); error != nullptr) {
+    return {status_code::internal,
+            "XLA gives no stream for this call: " + consume(*frame.api, error)};
+  }
+  out = stream_ref(get.stream);
+  return {};
+}
+
+/// Device and stream of a call.
+inline status locate(const abi::xla_ffi::call_frame& frame, platform where, device& on,
+                     stream_ref& stream) {
+  if (status s = check_api(frame); !s.ok()) return s;
+  if (status s = locate_device(frame, where, on); !s.ok()) return s;
+  return locate_stream(frame, where, stream);
 }
 
 /// XLA's form of a status; null for success.

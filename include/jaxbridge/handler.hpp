@@ -127,15 +127,12 @@ inline status wrong_count(std::int64_t given, std::size_t expected, const char* 
           "got " + std::to_string(given) + " " + kind + ", expected " + std::to_string(expected)};
 }
 
+/// Why decode() failed.
 template <class S>
-status decode(const abi::xla_ffi::call_frame& frame, buffers_of<S>& out,
-              memory with = memory::needed) {
+status explain(const abi::xla_ffi::call_frame& frame, buffers_of<S>& out, memory with) {
   if (status s = check_lists(frame); !s.ok()) return s;
   if (frame.args.size != static_cast<std::int64_t>(S::operands)) {
     return wrong_count(frame.args.size, S::operands, "operands");
-  }
-  if (frame.rets.size != static_cast<std::int64_t>(S::results) && with == memory::needed) {
-    return wrong_count(frame.rets.size, S::results, "results (workspaces are among them)");
   }
   for (std::size_t i = 0; i < S::operands; ++i) {
     status s = decode_buffer(frame.args.args[i], frame.args.types[i], "operand",
@@ -143,12 +140,32 @@ status decode(const abi::xla_ffi::call_frame& frame, buffers_of<S>& out,
     if (!s.ok()) return s;
   }
   if (with == memory::absent) return {};
+  if (frame.rets.size != static_cast<std::int64_t>(S::results)) {
+    return wrong_count(frame.rets.size, S::results, "results (workspaces are among them)");
+  }
   for (std::size_t i = 0; i < S::results; ++i) {
     status s = decode_buffer(frame.rets.rets[i], frame.rets.types[i], "result",
                              static_cast<std::int64_t>(i), out.results[i]);
     if (!s.ok()) return s;
   }
   return {};
+}
+
+/// Reads the arrays of a frame; where they are to have no memory, the operands alone.
+template <class S>
+status decode(const abi::xla_ffi::call_frame& frame, buffers_of<S>& out,
+              memory with = memory::needed) {
+  const bool needs_results = with == memory::needed;
+  bool good = has_lists(frame) && frame.args.size == static_cast<std::int64_t>(S::operands) &&
+              (!needs_results || frame.rets.size == static_cast<std::int64_t>(S::results));
+  for (std::size_t i = 0; good && i < S::operands; ++i) {
+    good = read_buffer(frame.args.args[i], frame.args.types[i], out.operands[i], with);
+  }
+  for (std::size_t i = 0; good && needs_results && i < S::results; ++i) {
+    good = read_buffer(frame.rets.rets[i], frame.rets.types[i], out.results[i], with);
+  }
+  if (good) return {};
+  return explain<S>(frame, out, with);
 }
 
 inline std::string type_text(const any_buffer& b) {
@@ -235,13 +252,26 @@ status call(std::index_sequence<I...> /*unused*/, const exported& e,
   }
 }
 
+/// Asks XLA for what the function takes, and for nothing else: each question costs time.
+template <class S>
+status surround(const abi::xla_ffi::call_frame& frame, surroundings& out) {
+  if constexpr (!S::has_surroundings) return {};
+  if (status s = check_api(frame); !s.ok()) return s;
+  const platform where = out.on.platform;
+  if constexpr (S::template takes<device> || S::has_state) {
+    if (status s = locate_device(frame, where, out.on); !s.ok()) return s;
+  }
+  if constexpr (S::template takes<stream_ref>) return locate_stream(frame, where, out.stream);
+  return {};
+}
+
 template <auto F>
 status decode_and_call(const exported& e, const abi::xla_ffi::call_frame& frame, platform where) {
   using s = signature<F>;
   buffers_of<s> buffers;
   if (status bad = decode<s>(frame, buffers); !bad.ok()) return bad;
-  surroundings around{&frame, {}, {}};
-  if (status bad = locate(frame, where, around.on, around.stream); !bad.ok()) return bad;
+  surroundings around{&frame, {where, 0}, {}};
+  if (status bad = surround<s>(frame, around); !bad.ok()) return bad;
   return call<F>(std::make_index_sequence<s::count>(), e, buffers, attributes_view(frame.attrs),
                  around);
 }

@@ -276,7 +276,11 @@ struct signature_of<R (*)(Args...)> {
 
   static constexpr bool all_known = (parameter<std::remove_cvref_t<Args>>::known && ...);
   static constexpr bool has_state = (is_state<std::remove_cvref_t<Args>>::value || ...);
-  static constexpr bool has_scratch = (std::is_same_v<std::remove_cvref_t<Args>, scratch> || ...);
+  template <class T>
+  static constexpr bool takes = (std::is_same_v<std::remove_cvref_t<Args>, T> || ...);
+  /// Whether it takes what is no array and no attribute.
+  static constexpr bool has_surroundings =
+      ((parameter<std::remove_cvref_t<Args>>::kind == role::context) || ...);
 
   static constexpr std::size_t operands =
       count_of(roles, role::operand, count) + count_of(roles, role::in_place, count);

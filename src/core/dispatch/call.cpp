@@ -47,24 +47,21 @@ result<std::size_t> buffer_count(const ffi::call_frame& frame) noexcept {
 
 status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* memory,
                      call& out) noexcept {
-  any_buffer* next = memory;
-  for (std::int64_t i = 0; i < frame.args.size; ++i) {
-    if (status s =
-            detail::decode_buffer(frame.args.args[i], frame.args.types[i], "operand", i, *next++);
-        !s.ok()) {
-      return s;
+  const auto read = [](const auto& list, void** entries, const char* kind,
+                       any_buffer* to) noexcept -> status {
+    for (std::int64_t i = 0; i < list.size; ++i) {
+      if (detail::read_buffer(entries[i], list.types[i], to[i])) continue;
+      if (status s = detail::decode_buffer(entries[i], list.types[i], kind, i, to[i]); !s.ok()) {
+        return s;
+      }
     }
-  }
+    return {};
+  };
   out.operands = {memory, static_cast<std::size_t>(frame.args.size)};
-  any_buffer* const first_result = next;
-  for (std::int64_t i = 0; i < frame.rets.size; ++i) {
-    if (status s =
-            detail::decode_buffer(frame.rets.rets[i], frame.rets.types[i], "result", i, *next++);
-        !s.ok()) {
-      return s;
-    }
-  }
-  out.results = {first_result, static_cast<std::size_t>(frame.rets.size)};
+  if (status s = read(frame.args, frame.args.args, "operand", memory); !s.ok()) return s;
+  any_buffer* const results = memory + frame.args.size;
+  out.results = {results, static_cast<std::size_t>(frame.rets.size)};
+  if (status s = read(frame.rets, frame.rets.rets, "result", results); !s.ok()) return s;
 
   out.api = frame.api;
   out.context = frame.ctx;
