@@ -322,29 +322,38 @@ def _watch(x: Any, memory: Memory) -> Callable[[Any], bool]:
     """A function that tells whether the array is where it was: on other memory it is another one."""
     if isinstance(x, np.ndarray):
         view = memory.parts[0].view
-        pointer, nbytes, shape = view.pointer, view.nbytes, view.shape
-        return lambda a: _core.is_dense_at(a, pointer, nbytes) and a.shape == shape
+        pointer, nbytes, shape, dtype = view.pointer, view.nbytes, view.shape, view.dtype
+        return lambda a: (
+            _core.is_dense_at(a, pointer, nbytes) and a.shape == shape and a.dtype == dtype
+        )
     place_of = _place_of(x)
     place = place_of(x)
     return lambda a: bool(place_of(a) == place)
 
 
 def _place_of(x: Any) -> Callable[[Any], Any]:
+    """A function of an array that gives all that can change while it stays the same object."""
     if isinstance(x, Sharded):
         functions = [_place_of(part) for part in x.parts]
         return lambda s: [f(part) for f, part in zip(functions, s.parts, strict=True)]
     match _package(x):
         case "cupy":
-            return lambda a: (a.data.ptr, a.shape)
+            return lambda a: (a.data.ptr, a.dtype, a.shape, a.strides)
         case "torch":
-            return lambda a: (a.data_ptr(), a.shape)
+            return lambda a: (a.data_ptr(), a.dtype, a.shape, a.stride(), a.requires_grad)
     if type(x) is _views.capsule_type:
         raise TypeError("inplace: a bare capsule is used up by who looks into it; give the array")
     if isinstance(x, _core.View):
         return lambda v: v.pointer
     if isinstance(getattr(x, "__cuda_array_interface__", None), dict):
-        return lambda a: (a.__cuda_array_interface__["data"], a.shape)
-    return _views.pointer
+        fields = ("data", "typestr", "shape", "strides")
+        return lambda a: [a.__cuda_array_interface__.get(name) for name in fields]
+    return _place_by_protocol
+
+
+def _place_by_protocol(x: Any) -> Any:
+    v = _views.of(x)[0]
+    return v.pointer, v.dtype, v.shape, v.strides, v.readonly
 
 
 def _stream_of(x: Any) -> Callable[[int], int | None]:

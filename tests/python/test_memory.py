@@ -200,6 +200,12 @@ def readonly() -> np.ndarray:
     return a
 
 
+def readonly_view(a: np.ndarray) -> np.ndarray:
+    a = a[:]
+    a.flags.writeable = False
+    return a
+
+
 NOT_IN_PLACE = {
     "read-only": (readonly, BufferError, "it is read-only"),
     "strided": (lambda: owned(16)[::2], BufferError, r"strides \(8,\) are not those of a dense"),
@@ -777,6 +783,85 @@ def test_inplace_notices_an_array_that_has_moved():
     step(moving)
     for a in (first, second):
         np.testing.assert_array_equal(a, np.arange(8) + 1)
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "change, want",
+    [
+        (lambda a: a[:4], np.float32([2, 3, 4, 5, 5, 6, 7, 8])),
+        (lambda a: a[:4].reshape(2, 2), np.float32([2, 3, 4, 5, 5, 6, 7, 8])),
+        (lambda a: a.view(np.int32), (np.arange(8, dtype="f4") + 1).view("i4") + 1),
+        (lambda a: a.reshape(4, 2).T, "strides"),
+        (readonly_view, "read-only"),
+    ],
+    ids=["fewer", "shape", "dtype", "strides", "read-only"],
+)
+def test_inplace_notices_an_array_that_has_changed(change, want):
+    """At the same address: what the owner's object says now counts, and never what it said before."""
+    block = owned()
+    thing = Only(block, "__dlpack__", "__dlpack_device__")
+    step = jaxbridge.inplace(lambda x: x + 1)
+    step(thing)
+    thing._array = change(block)
+    if isinstance(want, str):
+        with pytest.raises(BufferError, match=want):
+            step(thing)
+        np.testing.assert_array_equal(block, np.arange(8) + 1)
+    else:
+        step(thing)
+        np.testing.assert_array_equal(block.view(want.dtype), want)
+
+
+@needs_updates
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
+def test_inplace_notices_another_dtype_and_shape_of_a_numpy_array():
+    block = owned()
+    seen = []
+    step = jaxbridge.inplace(lambda x: (seen.append((x.shape, x.dtype.name)), x)[1])
+    step(block)
+    block.dtype = np.int32
+    step(block)
+    block.shape = (2, 4)
+    step(block)
+    assert seen == [((8,), "float32"), ((8,), "int32"), ((2, 4), "int32")]
+
+
+@needs_updates
+def test_inplace_notices_a_part_that_has_become_read_only():
+    part = owned()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    whole = jaxbridge.sharded([part], (8,), NamedSharding(mesh, PartitionSpec("d")))
+    step = jaxbridge.inplace(lambda x: x + 1)
+    step(whole)
+    part.flags.writeable = False
+    with pytest.raises(BufferError, match="it is read-only"):
+        step(whole)
+    np.testing.assert_array_equal(part, np.arange(8) + 1)
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda t: t.t_(), "strides"),
+        (lambda t: t.requires_grad_(), "requires grad"),
+    ],
+    ids=["transposed", "requires grad"],
+)
+def test_inplace_notices_a_tensor_that_has_changed(change, text, needs):
+    needs("torch")
+    import torch
+
+    block = owned(16)
+    tensor = torch.from_numpy(block.reshape(4, 4))
+    step = jaxbridge.inplace(lambda x: x + jnp.arange(4))
+    step(tensor)
+    before = block.copy()
+    change(tensor)
+    with pytest.raises(BufferError, match=text):
+        step(tensor)
+    np.testing.assert_array_equal(block, before)
 
 
 @needs_updates
