@@ -91,6 +91,11 @@ class InPlace:
         self._memories: dict[int, _Kept] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.is_tracing():
+            raise RuntimeError(
+                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
+                f"none yet; call it outside, or use jaxbridge.ref"
+            )
         count, first = len(args), self._argnums[0]
         if self._is_one and count > first:
             kept = self._memories.get(id(args[first]))
@@ -125,6 +130,8 @@ class InPlace:
             for kept in all_kept:
                 kept.begin(self._stream)
                 begun.append(kept)
+            if _compat.is_debugging():
+                program = _debugged(program, self._name)
             updated, aux = program(taken, *others, **kwargs)
             leaves = (updated,) if isinstance(updated, jax.Array) else jax.tree.leaves(updated)
             for kept, array in zip(all_kept, leaves, strict=True):
@@ -200,11 +207,6 @@ class InPlace:
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
             )
-        if _compat.is_tracing():
-            raise RuntimeError(
-                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
-                f"none yet; call it outside, or use jaxbridge.ref"
-            )
         kept = _Kept(x, self._memories)
         self._memories[kept.key] = kept
         return kept
@@ -277,6 +279,31 @@ class _Kept:
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
+
+
+def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The program where JAX would run it op by op, or run it again when it finds a NaN.
+
+    It donates nothing then, and memory of others would not be updated.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            out = program(*args, **kwargs)
+            for x in jax.tree.leaves(out):
+                if not jnp.issubdtype(x.dtype, jnp.inexact):
+                    continue
+                for is_bad, what in ((jnp.isnan, nans and "NaN"), (jnp.isinf, infs and "infinity")):
+                    if what and is_bad(x).any():
+                        raise FloatingPointError(
+                            f"inplace: {what} is in what {name} returned; the arrays have been updated. "
+                            f"Call {name} itself with copies of its arguments, and JAX says where it "
+                            f"comes from"
+                        )
+        return out
+
+    return run
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:

@@ -778,6 +778,14 @@ def test_a_ref_of_an_array_shares_it_and_has_a_type_of_its_own():
     assert told.count((False, (4,))) == 1
 
 
+def test_is_debugging():
+    assert not _compat.is_debugging()
+    for mode in (jax.disable_jit, jax.debug_nans, jax.debug_infs):
+        with mode(True):
+            assert _compat.is_debugging()
+    assert not _compat.is_debugging()
+
+
 def test_whether_something_is_traced():
     assert not _compat.is_tracing()
     seen = []

@@ -270,9 +270,26 @@ def test_inside_a_trace_there_is_no_memory():
     with pytest.raises(RuntimeError, match="ref: inside a function that JAX traces"):
         jax.jit(lambda: jaxbridge.ref(block)[...])()
     step = jaxbridge.inplace(lambda x: x + 1)
-    with pytest.raises(RuntimeError, match="inside a function that JAX traces"):
-        jax.jit(lambda: step(block))()
+    uses = [
+        lambda: jax.jit(lambda: step(block))(),
+        lambda: jax.jit(step)(block),
+        lambda: jax.lax.scan(lambda c, _: (c, step(block)), 0, None, length=2),
+        lambda: jax.vmap(lambda x: (step(block), x)[1])(jnp.ones(2)),
+        lambda: jax.grad(lambda x: (step(block), x)[1])(1.0),
+    ]
+
+    def all_are_errors():
+        for use in uses:
+            with pytest.raises(RuntimeError, match="inside a function that JAX traces"):
+                use()
+
+    all_are_errors()
     assert _core.live_imports(block.ctypes.data) == 0
+    step(block)
+    all_are_errors()  # although it is known what the call would do
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
+    step(block)
+    np.testing.assert_array_equal(block, np.arange(8) + 2)
 
 
 # ---- external functions --------------------------------------------------------------------------
@@ -862,6 +879,37 @@ def test_inplace_notices_a_tensor_that_has_changed(change, text, needs):
     with pytest.raises(BufferError, match=text):
         step(tensor)
     np.testing.assert_array_equal(block, before)
+
+
+@needs_updates
+def test_inplace_is_compiled_where_jit_is_disabled():
+    block = owned()
+    step = jaxbridge.inplace(lambda x, y: (x + y, x.sum()), has_aux=True)
+    with jax.disable_jit():
+        assert float(step(block, 1.0)) == 28
+        assert float(step(block, 1.0)) == 36
+        assert jax.config.jax_disable_jit
+    np.testing.assert_array_equal(block, np.arange(8) + 2)
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "mode, fun, what",
+    [
+        (jax.debug_nans, lambda x: jnp.log(x - 1), "NaN"),
+        (jax.debug_infs, lambda x: 1 / x, "infinity"),
+    ],
+    ids=["nans", "infs"],
+)
+def test_inplace_where_jax_looks_for_nans_and_infinities(mode, fun, what):
+    block = owned()
+    step = jaxbridge.inplace(lambda x: (fun(x), x.astype(int)), has_aux=True)
+    with mode(True):
+        with pytest.raises(FloatingPointError, match=f"{what} is in what <lambda> returned"):
+            step(block)
+        block[...] = 3
+        assert step(block)[0] == 3  # and is in place
+    np.testing.assert_allclose(block, fun(np.full(8, 3, "float32")))
 
 
 @needs_updates
