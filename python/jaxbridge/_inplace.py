@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _adapters, _compat, _core, _errors, _fence, _views
-from ._memory import Memory, check_apart
+from ._memory import Memory, check_apart, views_under
 from ._sharded import Sharded
 
 
@@ -50,7 +50,8 @@ def inplace(
         (from a call)
         BufferError: an array cannot be updated in place, with the reason.
         TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
-            memory is two arguments.
+            memory is two arguments, both updated, or one and a NumPy array, an array of `from_external`
+            or a Ref.
         RuntimeError: JAX has no device for the memory, or updates copies of it; another thread is in a
             call with the same array.
         BaseException: what an external function in `fun` raised.
@@ -125,6 +126,8 @@ class InPlace:
     def _run(
         self, program: Any, all_kept: "Sequence[_Kept]", taken: Any, others: Any, kwargs: Any
     ) -> Any:
+        if others or kwargs:
+            self._check_others(all_kept, (others, kwargs))
         begun: list[_Kept] = []
         try:
             for kept in all_kept:
@@ -149,6 +152,16 @@ class InPlace:
                 kept.busy.release()
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
+
+    def _check_others(self, all_kept: "Sequence[_Kept]", others: Any) -> None:
+        for x in jax.tree.leaves(others):
+            for there in views_under(x):
+                for part in (part for kept in all_kept for part in kept.memory.parts):
+                    if _views.shares_memory(there, part.view):
+                        raise ValueError(
+                            f"inplace: {self._name} got memory that it updates as another argument too, "
+                            f"a {_views.type_name(x)}; give a copy there, jax.numpy.array(x)"
+                        )
 
     def clear(self) -> None:
         """Forgets the arrays that it has imported; the next call imports them again."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import _compat, _core, _imports, _views
 from ._sharded import Sharded
@@ -216,6 +217,18 @@ def check_apart(views: Sequence[_core.View], what: str) -> None:
     ends = sorted((v.pointer, v.pointer + v.nbytes) for v in views if v.nbytes)
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
         raise ValueError(f"{what}: two of the arrays are in the same memory")
+
+
+def views_under(x: Any) -> list[Any]:
+    """What tells the memory of others that an argument of a program is in, where that is known."""
+    if isinstance(x, np.ndarray):
+        # On the CPU JAX uses it where it is, if it is aligned.
+        return [x]
+    if (use := _imports.import_of(x)) is not None:
+        return [] if (still := use()) is None else [still.view]
+    if type(x) is jax.ref.Ref and _compat.is_external_ref(x):
+        return [p.view for p in _compat.ref_storage(x).memory.parts]
+    return []
 
 
 @functools.cache

@@ -977,6 +977,34 @@ def test_inplace_of_bad_arguments():
 
 
 @needs_updates
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda block: block,
+        lambda block: block[::-2],
+        lambda block: {"a": [1.0, block[7:]]},
+        jaxbridge.from_external,
+        jaxbridge.ref,
+    ],
+    ids=["itself", "a view", "in a tree", "from_external", "a Ref"],
+)
+def test_memory_that_is_updated_is_no_other_argument(other):
+    """On the CPU JAX uses NumPy's arrays where they are: half of the new values would be read."""
+    block = owned()
+    step = jaxbridge.inplace(lambda x, y, **more: x + 1)
+    uses = [lambda: step(block, other(block)), lambda: step(block, 1.0, more=other(block))]
+    for _ in range(2):
+        for use in uses:
+            with pytest.raises(
+                ValueError, match="got memory that it updates as another argument too"
+            ):
+                use()
+    np.testing.assert_array_equal(block, np.arange(8))
+    step(block, other(owned()))
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
+
+
+@needs_updates
 def test_one_array_in_two_threads_is_an_error():
     block = owned()
     inside, go_on = threading.Event(), threading.Event()
