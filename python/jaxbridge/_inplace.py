@@ -2,9 +2,12 @@
 """Updates of memory of others by donation: `inplace`."""
 
 import functools
+import inspect
+import operator
 import threading
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +17,8 @@ import numpy as np
 from . import _adapters, _compat, _core, _errors, _fence, _views
 from ._memory import Memory, check_apart, views_under
 from ._sharded import Sharded
+
+_either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def inplace(
@@ -36,15 +41,18 @@ def inplace(
         argnums: positions of the arguments that are trees of arrays of other libraries, as `ref` takes
             them.
         has_aux: whether `fun` returns something else too.
-        static_argnums: positions of arguments that are constants, as in `jax.jit`.
+        static_argnums: positions of arguments that are constants, as in `jax.jit`, also where they are
+            given by name.
         stream: on CUDA, where the owner uses the arrays: a handle, or a stream object of any library.
             None: the current stream of the array's library; of libraries that have none that is known
             here, the host waits for the update.
 
     Returns:
-        A function that returns aux, or None. On CUDA what the owner's stream has before a call is seen by
-        it, and what it gets after the call sees the update; the host does not wait. On the CPU a call
-        returns when the update is done. After an error the content of the arrays is undefined.
+        A function that returns aux, or None; as an attribute of a class, a method. On CUDA what the
+        owner's stream has before a call is seen by it, and what it gets after the call sees the update;
+        the host does not wait. On the CPU a call returns when the update is done. After an error the
+        content of the arrays is undefined. An array is imported as long as its object lives (an object
+        without weak references, as a bytearray, is kept); `clear()` of the function ends that at once.
 
     Raises:
         (from a call)
@@ -70,14 +78,15 @@ class InPlace:
         static_argnums: int | Sequence[int] | None,
         stream: Any,
     ) -> None:
+        if not callable(fun):
+            raise TypeError(f"inplace: expected a function of JAX, got {_views.type_name(fun)}")
         self._fun = fun
-        self._is_one = isinstance(argnums, int)
-        self._argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        static = () if static_argnums is None else static_argnums
-        self._static = frozenset((static,) if isinstance(static, int) else static)
-        for n in (*self._argnums, *self._static):
-            if n < 0:
-                raise ValueError(f"inplace: position {n}: count from the first argument, 0")
+        self._is_one = hasattr(argnums, "__index__")
+        self._argnums = _positions("argnums", argnums)
+        self._static = frozenset(
+            () if static_argnums is None else _positions("static_argnums", static_argnums)
+        )
+        self._static_names = _names_of(fun, self._static)
         if not self._argnums or len(set(self._argnums)) < len(self._argnums):
             raise ValueError(f"inplace: argnums={argnums!r} names no argument, or one twice")
         if self._static & set(self._argnums):
@@ -90,6 +99,14 @@ class InPlace:
         # One for each number of arguments, which says where the static ones are, and sharding of arrays.
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._memories: dict[int, _Kept] = {}
+
+    def __repr__(self) -> str:
+        return f"<jaxbridge.inplace of {self._name}, argnums={self._argnums}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method, where `fun` would be one; `self` is argument 0."""
+        is_method = isinstance(self._fun, types.FunctionType) and instance is not None
+        return types.MethodType(self, instance) if is_method else self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing():
@@ -113,11 +130,20 @@ class InPlace:
         all_kept: list[_Kept] = []
 
         def array_of(leaf: Any) -> jax.Array:
-            all_kept.append(self._kept(leaf))
+            try:
+                all_kept.append(self._kept(leaf))
+            except (TypeError, ValueError, BufferError) as error:
+                error.add_note(self._place(given, len(all_kept)))
+                raise
             return all_kept[-1].memory.array
 
         given = tuple(args[n] for n in self._argnums)
         taken = jax.tree.map(array_of, given[0] if self._is_one else given)
+        if not all_kept:
+            raise TypeError(
+                f"inplace: {self._name}: there is no array in argument "
+                f"{', '.join(map(str, self._argnums))}, which argnums says is updated"
+            )
         check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
         program = self._program_of(count, taken, [kept.sharding for kept in all_kept])
         others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
@@ -152,6 +178,12 @@ class InPlace:
                 kept.busy.release()
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
+
+    def _place(self, given: tuple[Any, ...], index: int) -> str:
+        """Which leaf it is of the arguments in argnums, for messages."""
+        path = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
+        within = jax.tree_util.keystr(path[1:])
+        return f"This is argument {self._argnums[path[0].idx]}{within and ' at '}{within} of {self._name}."
 
     def _check_others(self, all_kept: "Sequence[_Kept]", others: Any) -> None:
         for x in jax.tree.leaves(others):
@@ -195,7 +227,11 @@ class InPlace:
         spread = any(len(s.device_set) > 1 for s in shardings)
         placed: Any = {"out_shardings": (jax.tree.unflatten(tree, shardings), None)}
         program = jax.jit(
-            run, donate_argnums=0, static_argnums=static or None, **(placed if spread else {})
+            run,
+            donate_argnums=0,
+            static_argnums=static or None,
+            static_argnames=self._static_names or None,
+            **(placed if spread else {}),
         )
         return self._programs.setdefault(key, program)
 
@@ -292,6 +328,32 @@ class _Kept:
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
+
+
+def _positions(what: str, given: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(
+            map(operator.index, (given,) if hasattr(given, "__index__") else tuple(given))
+        )
+    except TypeError:
+        raise TypeError(
+            f"inplace: {what}={given!r}: expected the position of an argument, or several"
+        ) from None
+    for n in found:
+        if n < 0:
+            raise ValueError(f"inplace: {what}={given!r}: count from the first argument, 0")
+    return found
+
+
+def _names_of(fun: Any, positions: Collection[int]) -> list[str]:
+    """By which names the arguments at these positions can be given too."""
+    if not positions:
+        return []
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # a builtin can be without one
+        return []
+    return [p.name for n, p in enumerate(parameters) if n in positions and p.kind is _either_way]
 
 
 def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:

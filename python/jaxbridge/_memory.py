@@ -214,9 +214,13 @@ def _advice(v: _core.View, device: Any) -> str:
 
 def check_apart(views: Sequence[_core.View], what: str) -> None:
     """Raises ValueError where two of the views have memory in common."""
-    ends = sorted((v.pointer, v.pointer + v.nbytes) for v in views if v.nbytes)
-    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        raise ValueError(f"{what}: two of the arrays are in the same memory")
+    in_order = sorted((v for v in views if v.nbytes), key=lambda v: v.pointer)
+    for a, b in itertools.pairwise(in_order):
+        if a.pointer + a.nbytes > b.pointer:
+            raise ValueError(
+                f"{what}: two of the arrays are in the same memory: {_imports.described(a)} at "
+                f"{a.pointer:#x}, and {_imports.described(b)} at {b.pointer:#x}; give each memory once"
+            )
 
 
 def views_under(x: Any) -> list[Any]:

@@ -4,6 +4,7 @@
 docs/memory.md refers to these tests by name.
 """
 
+import functools
 import gc
 import re
 import threading
@@ -705,6 +706,54 @@ def test_inplace_of_trees_and_of_several_arguments():
 
 
 @needs_updates
+def test_what_is_in_the_way_is_said_with_its_place():
+    state = {"q": owned(), "p": [owned(), owned(16)[1:9]]}
+    step = jaxbridge.inplace(lambda dt, x, y: (x, y), argnums=(2, 1))
+    with pytest.raises(BufferError, match="no multiple of 64") as caught:
+        step(0.1, state, owned())
+    assert caught.value.__notes__ == ["This is argument 1 at ['p'][1] of <lambda>."]
+    with pytest.raises(TypeError, match="expected an array") as caught:
+        step(0.1, {"a": owned()}, 3.0)
+    assert caught.value.__notes__ == ["This is argument 2 of <lambda>."]
+
+
+@needs_updates
+def test_inplace_of_positions_of_numpy():
+    block = owned()
+    jaxbridge.inplace(lambda y, x: x + y, np.int64(1))(1.0, block)
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
+
+
+@needs_updates
+def test_inplace_of_static_arguments_by_name():
+    step = jaxbridge.inplace(
+        lambda x, mode="add": x + 1 if mode == "add" else x * 2, static_argnums=1
+    )
+    block = owned()
+    step(block, "multiply")
+    step(block, mode="multiply")
+    step(block, mode="add")
+    step(block)
+    np.testing.assert_array_equal(block, np.arange(8) * 4 + 2)
+
+
+@needs_updates
+def test_inplace_makes_methods():
+    class Simulation:
+        factor = 3.0
+
+        @functools.partial(jaxbridge.inplace, argnums=1, static_argnums=0)
+        def step(self, x):
+            return x * self.factor
+
+    block = owned()
+    Simulation().step(block)
+    Simulation.step(Simulation(), block)
+    np.testing.assert_array_equal(block, np.arange(8) * 9)
+    assert repr(Simulation.step) == "<jaxbridge.inplace of step, argnums=(1,)>"
+
+
+@needs_updates
 def test_inplace_keeps_the_order_of_argnums():
     a, b = owned(), owned()
     b[...] = 100
@@ -963,6 +1012,16 @@ def test_inplace_of_bad_arguments():
         jaxbridge.inplace(f, argnums=-1)
     with pytest.raises(ValueError, match="cannot be static"):
         jaxbridge.inplace(f, static_argnums=0)
+    for bad in ("0", 0.0, ["x"], None):
+        with pytest.raises(TypeError, match="argnums=.*: expected the position of an argument"):
+            jaxbridge.inplace(f, argnums=bad)
+    with pytest.raises(TypeError, match="static_argnums='y': expected the position"):
+        jaxbridge.inplace(f, static_argnums="y")
+    with pytest.raises(TypeError, match=r"expected a function of JAX, got builtins\.int"):
+        jaxbridge.inplace(3)
+    for empty in (None, {}, [()]):
+        with pytest.raises(TypeError, match="there is no array in argument 0"):
+            jaxbridge.inplace(f)(empty)
     with pytest.raises(TypeError, match="got 0 arguments by position"):
         jaxbridge.inplace(f)(x=owned())
     with pytest.raises(TypeError, match=r"returned .*; with has_aux=True"):
