@@ -60,9 +60,11 @@ class Memory:
         self._released = False
         self._lock = threading.Lock()
 
-    @property
-    def pointer(self) -> int:
-        return self.parts[0].view.pointer
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"this {self._what} is in memory of its owner's, and cannot be copied or pickled: take what is "
+            f"in it, {self._what}[...]"
+        )
 
     def usable(self) -> jax.Array:
         """The array of JAX in it.

@@ -4,8 +4,11 @@
 docs/memory.md refers to these tests by name.
 """
 
+import copy
+import ctypes
 import functools
 import gc
+import pickle
 import re
 import threading
 import weakref
@@ -219,6 +222,11 @@ NOT_IN_PLACE = {
     "misaligned": (lambda: owned(16)[1:9], BufferError, "no multiple of 64.*jaxbridge.empty makes"),
     "64 bit": (lambda: owned(dtype="float64"), TypeError, "64-bit types are off"),
     "structured": (lambda: np.zeros(4, "f4,i4"), TypeError, "no arrays of dtype"),
+    "pointers": (
+        lambda: (ctypes.POINTER(ctypes.c_float) * 4)(),
+        TypeError,
+        "LP_c_float_Array_4: NumPy makes no array of its memory",
+    ),
     "no array": (lambda: 3.0, TypeError, "expected an array with DLPack"),
     "JAX's own": (lambda: jnp.ones(3), TypeError, "array of another library"),
     "a Ref": (lambda: jax.new_ref(jnp.ones(3)), TypeError, "array of another library"),
@@ -235,10 +243,23 @@ def test_what_cannot_be_in_place_is_an_error(name):
         before = np.array(given, copy=True) if isinstance(given, np.ndarray) else None
         with pytest.raises(kind, match=text) as caught:
             take(given)
-        assert what in str(caught.value) or "expected an array" in text or "dtype" in text
+        assert what in str(caught.value) or "dtype" in text or "array" in text
         if before is not None:
             np.testing.assert_array_equal(np.asarray(given), before)
             assert _core.live_imports(given.ctypes.data) == 0
+
+
+@needs_updates
+def test_a_ref_is_of_one_array():
+    tree = {"q": owned(), "p": owned(4)}
+    for given in (tree, list(tree.values())):
+        with pytest.raises(
+            TypeError, match=r"expected one array, .* jax\.tree\.map\(jaxbridge\.ref, x\)"
+        ):
+            jaxbridge.ref(given)
+    refs = jax.tree.map(jaxbridge.ref, tree)
+    jax.jit(lambda refs: jax.tree.map(plus_one, refs))(refs)
+    np.testing.assert_array_equal(content(refs["p"]), np.arange(4) + 1)
 
 
 @needs_updates
@@ -270,6 +291,11 @@ def test_inside_a_trace_there_is_no_memory():
     block = owned()
     with pytest.raises(RuntimeError, match="ref: inside a function that JAX traces"):
         jax.jit(lambda: jaxbridge.ref(block)[...])()
+    r = jaxbridge.ref(block)
+    with pytest.raises(RuntimeError, match="borrow: inside a function that JAX traces"):
+        jax.jit(lambda: jaxbridge.borrow(r, "numpy").acquire()[0])()
+    assert r[1] == 1
+    jaxbridge.release(r)
     step = jaxbridge.inplace(lambda x: x + 1)
     uses = [
         lambda: jax.jit(lambda: step(block))(),
@@ -585,6 +611,10 @@ def test_what_cannot_be_borrowed():
             jaxbridge.borrow(given)
     with pytest.raises(ValueError, match="'jax' is not known"):
         jaxbridge.borrow(r, "jax")
+    with pytest.raises(TypeError, match="stream: expected a handle or a stream object"):
+        jaxbridge.borrow(r, "numpy", stream="default")
+    with pytest.raises(TypeError, match="it has no memory while it is traced"):
+        jax.jit(lambda r: jaxbridge.borrow(r))(r)
     with pytest.raises(TypeError, match="expected a Ref"):
         jax.jit(lambda r: jaxbridge.borrow(r).acquire())(r)
     jaxbridge.release(r)
@@ -593,14 +623,32 @@ def test_what_cannot_be_borrowed():
 
 
 @needs_updates
-def test_what_a_framework_cannot_have_stays_with_jax(needs):
-    needs("numba")
-    block = jaxbridge.empty((4,), jnp.bfloat16)
+@pytest.mark.parametrize(
+    "framework, shape, dtype, text",
+    [
+        ("numba", (4,), "bfloat16", "bfloat16"),
+        ("warp", (1, 1, 1, 1, 2), "float32", "arrays of at most 4 axes, not 5"),
+    ],
+)
+def test_what_a_framework_cannot_have_stays_with_jax(framework, shape, dtype, text, needs):
+    needs(framework)
+    block = jaxbridge.empty(shape, jnp.dtype(dtype))
     block[...] = 1
     r = jaxbridge.ref(block)
-    with pytest.raises(TypeError, match="bfloat16"):
-        jaxbridge.borrow(r, "numba").acquire()
-    assert r[0] == 1
+    with pytest.raises(TypeError, match=text):
+        jaxbridge.borrow(r, framework).acquire()
+    assert r[...].sum() == block.size
+
+
+@needs_updates
+def test_a_ref_has_no_copy():
+    r = jaxbridge.ref(owned())
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"cannot be copied or pickled: take what is in it, ref\["
+        ):
+            copied(r)
+    np.testing.assert_array_equal(copy.deepcopy(r[...]), np.arange(8))
 
 
 # ---- the end -------------------------------------------------------------------------------------
