@@ -427,6 +427,16 @@ def ref_array(ref: Any) -> jax.Array:
     return ref._refs._buf
 
 
+def shards_of(array: jax.Array) -> list[jax.Array]:
+    """The arrays on the devices of this process that an array consists of now.
+
+    `addressable_shards` stays what it was, where a Ref's array gets new content, and
+    `addressable_data(i)` gives the first one of a replicated array (0.8.0 to 0.12).
+    """
+    of: Any = array
+    return list(of._arrays)
+
+
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:
     """From the names of XLA's element types to dtype objects, where NumPy and ml_dtypes have them."""
     table: dict[str, Any] = {}

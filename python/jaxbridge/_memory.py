@@ -99,9 +99,7 @@ class Memory:
     def _shards_of(self, array: jax.Array) -> list[jax.Array]:
         if len(self.parts) == 1:
             return [array]
-        # `addressable_shards` would stay what it was, where a Ref's array gets new content.
-        data = [array.addressable_data(i) for i in range(len(self.parts))]
-        on = {next(iter(d.devices())): d for d in data}
+        on = {next(iter(d.devices())): d for d in _compat.shards_of(array)}
         return [on[p.device] for p in self.parts]
 
     # ---- lent to others ----

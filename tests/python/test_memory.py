@@ -1278,10 +1278,47 @@ print("right")
     assert out.stdout == "right\n", out.stderr
 
 
+@needs_updates
+def test_replicated_parts_are_updated_all():
+    out = run(
+        SHARDED
+        + """
+for mesh, spec, shape in (
+    (mesh, P(), (8, 3)),
+    (jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), P("a"), (4, 3)),
+):
+    ps = []
+    for _ in range(4):
+        ps.append(jaxbridge.empty(shape, "float32")); ps[-1][...] = 1
+    where = [p.ctypes.data for p in ps]
+    x = jaxbridge.sharded(iter(ps), (8, 3), NamedSharding(mesh, spec))
+    step = jaxbridge.inplace(lambda x: x * 2)
+    step(x); step(x)
+    assert all((p == 4).all() for p in ps)
+    r = jaxbridge.ref(x)
+    for _ in range(2):
+        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(r)
+        with jaxbridge.borrow(r, "numpy") as xs:
+            assert [x.ctypes.data for x in xs] == where
+    assert all((p == 6).all() for p in ps)
+    jaxbridge.release(r)
+    step.clear()
+    assert all(jaxbridge._core.live_imports(p) == 0 for p in where)
+print("right")
+""",
+        devices=4,
+    )
+    assert out.stdout == "right\n", out.stderr
+
+
 def test_the_parts_have_to_fit_the_sharding():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     with pytest.raises(ValueError, match="2 parts for 1 devices"):
         jaxbridge.sharded([owned(), owned()], (16,), NamedSharding(mesh, PartitionSpec("d")))
+    for bad in (PartitionSpec("d"), mesh, jax.devices()[0], None):
+        with pytest.raises(TypeError, match=r"expected a jax\.sharding\.Sharding"):
+            jaxbridge.sharded([owned()], (8,), bad)
+    assert jaxbridge.sharded([owned()], 8, NamedSharding(mesh, PartitionSpec("d"))).shape == (8,)
 
 
 def test_the_page_names_tests_that_there_are():
