@@ -275,6 +275,7 @@ class _Kept:
         self._on_cpu = self.memory.parts[0].device.platform == "cpu"
         self._is_there = _watch(x, self.memory)
         self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
+        self._tell = _teller_of(x)
         # Held while a call uses it.
         self.busy = threading.Lock()
         self._object: Callable[[], Any]
@@ -328,6 +329,8 @@ class _Kept:
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
+        if self._tell is not None:
+            self._tell(self._object())
 
 
 def _positions(what: str, given: Any) -> tuple[int, ...]:
@@ -456,6 +459,26 @@ def _place_of(x: Any) -> Callable[[Any], Any]:
 def _place_by_protocol(x: Any) -> Any:
     v = _views.of(x)[0]
     return v.pointer, v.dtype, v.shape, v.strides, v.readonly
+
+
+def _teller_of(x: Any) -> Callable[[Any], None] | None:
+    """What tells the array's library that the array was written to; None: it need not know."""
+    if isinstance(x, Sharded):
+        tellers = [_teller_of(part) for part in x.parts]
+        if not any(tellers):
+            return None
+
+        def tell_all(s: Any) -> None:
+            for tell, part in zip(tellers, s.parts, strict=True):
+                if tell is not None:
+                    tell(part)
+
+        return tell_all
+    if _package(x) != "torch":
+        return None
+    adapter: Any = _adapters.get("torch")
+    tell: Callable[[Any], None] = adapter.wrote_to
+    return tell
 
 
 def _stream_of(x: Any) -> Callable[[int], int | None]:

@@ -1171,6 +1171,25 @@ def test_inplace_of_a_tensor(needs):
     assert block.tolist() == (np.arange(8) * 4).tolist()
 
 
+@needs_updates
+def test_inplace_is_an_in_place_operation_to_autograd(needs):
+    needs("torch")
+    import torch
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    for given in (lambda t: t, lambda t: jaxbridge.sharded([t], (8,), sharding)):
+        saved, weight = torch.from_numpy(owned()), torch.ones(8, requires_grad=True)
+        loss = (saved * weight).sum()
+        jaxbridge.inplace(lambda x: x * 2)(given(saved))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():  # has no versions
+        tensor = torch.from_numpy(owned())
+        jaxbridge.inplace(lambda x: x * 2)(tensor)
+    assert tensor.tolist() == (np.arange(8) * 2).tolist()
+
+
 # ---- what XLA is given ---------------------------------------------------------------------------
 
 
