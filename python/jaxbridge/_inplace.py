@@ -99,6 +99,8 @@ class InPlace:
         # One for each number of arguments, which says where the static ones are, and sharding of arrays.
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._memories: dict[int, _Kept] = {}
+        # One import of an array that two threads bring for the first time: of two they would be both used.
+        self._importing = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<jaxbridge.inplace of {self._name}, argnums={self._argnums}>"
@@ -251,6 +253,11 @@ class InPlace:
         kept = self._memories.get(id(x))
         if kept is not None and kept.is_of(x):
             return kept
+        with self._importing:
+            kept = self._memories.get(id(x))
+            return kept if kept is not None and kept.is_of(x) else self._imported(x)
+
+    def _imported(self, x: Any) -> "_Kept":
         if isinstance(x, jax.Array) or _compat.is_ref(x):
             raise TypeError(
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"

@@ -4,6 +4,7 @@
 docs/memory.md refers to these tests by name.
 """
 
+import contextlib
 import copy
 import ctypes
 import functools
@@ -1153,6 +1154,34 @@ def test_one_array_in_two_threads_is_an_error():
     np.testing.assert_array_equal(block, np.arange(8) + 1)
     step(block)
     np.testing.assert_array_equal(block, np.arange(8) + 2)
+
+
+@needs_updates
+def test_threads_that_bring_an_array_for_the_first_time():
+    """They use one import, and with that one of them is refused."""
+    block = owned()
+    both = threading.Barrier(2)
+
+    class Slow(Only):
+        def __getattribute__(self, name):
+            if name == "__dlpack__" and not found:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(0.5)  # not together where only one thread gets here
+            return super().__getattribute__(name)
+
+    found = []
+    thing = Slow(block, "__dlpack__", "__dlpack_device__")
+    step = jaxbridge.inplace(lambda x: x)
+
+    def bring():
+        found.append(step._kept(thing))
+
+    threads = [threading.Thread(target=bring) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found[0] is found[1]
 
 
 @needs_updates
