@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -207,9 +208,18 @@ def _checked(v: _core.View, at: Any, what: str) -> Any:
 
 
 def _advice(v: _core.View, device: Any) -> str:
-    if device.platform == "cpu" and v.pointer % _views.cpu_alignment:
-        return "; jaxbridge.empty makes memory that is aligned"
-    return ""
+    platform = "cpu" if device.platform == "cpu" else "cuda"
+    whole = "give the whole array, and take the part of it in the program"
+    if v.layout not in ("compact", "transposed"):
+        return f"; {whole}"
+    if v.pointer % _imports.alignments[platform]:
+        made = (
+            "jaxbridge.empty makes memory that is aligned; of a part, " if platform == "cpu" else ""
+        )
+        return f"; {made}{whole}"
+    if not v.readonly:
+        return "; give its transpose, and transpose it in the program"
+    return "; give its owner's writable array"
 
 
 def check_apart(views: Sequence[_core.View], what: str) -> None:
@@ -261,7 +271,9 @@ def _copies(platform: str) -> str | None:
     array, _ = _imports.share_writable(v, device, None)
     array = _committed(array)
     ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
-    _add_one(ref)
+    # In a thread of its own: this one may have a mesh, or forbid to trace or to transfer.
+    with ThreadPoolExecutor(1, "jaxbridge: in place") as thread:
+        thread.submit(_add_one, ref).result()
     moved = array.unsafe_buffer_pointer() != v.pointer
     return f"JAX {jax.__version__} updates a copy of it" if moved else None
 

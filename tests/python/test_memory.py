@@ -231,15 +231,23 @@ def readonly_view(a: np.ndarray) -> np.ndarray:
 
 
 NOT_IN_PLACE = {
-    "read-only": (readonly, BufferError, "it is read-only"),
-    "strided": (lambda: owned(16)[::2], BufferError, r"strides \(8,\) are not those of a dense"),
+    "read-only": (readonly, BufferError, "it is read-only; give its owner's writable array"),
+    "strided": (
+        lambda: owned(16)[::2],
+        BufferError,
+        r"strides \(8,\) are not those of a dense.*; give the whole array, and take the part of it in",
+    ),
     "column-major": (
         lambda: owned(6).reshape(2, 3).T,
         BufferError,
-        r"strides \(4, 12\) are not those of a row-major array",
+        r"strides \(4, 12\) are not those of a row-major array; give its transpose",
     ),
     "negative strides": (lambda: owned()[::-1], BufferError, "not those of a dense array"),
-    "misaligned": (lambda: owned(16)[1:9], BufferError, "no multiple of 64.*jaxbridge.empty makes"),
+    "misaligned": (
+        lambda: owned(16)[1:9],
+        BufferError,
+        "no multiple of 64.*jaxbridge.empty makes memory that is aligned; of a part, give the whole",
+    ),
     "64 bit": (lambda: owned(dtype="float64"), TypeError, "64-bit types are off"),
     "structured": (lambda: np.zeros(4, "f4,i4"), TypeError, "no arrays of dtype"),
     "pointers": (
@@ -1339,6 +1347,32 @@ for bad, text in (
     try: bad()
     except ValueError as e: assert text in str(e), e
     else: raise AssertionError(text)
+print("right")
+""",
+        devices=4,
+    )
+    assert out.stdout == "right\n", out.stderr
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "where",
+    [
+        "jax.set_mesh(mesh)",
+        "jax.no_tracing()",
+        "jax.disable_jit()",
+    ],
+)
+def test_the_first_use_is_in_whatever_the_thread_has_set(where):
+    out = run(
+        SHARDED
+        + f"""
+ps = parts()
+with {where}:
+    r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
+r[...] = r[...] + 1
+with jaxbridge.borrow(r):
+    assert [p[0, 0] for p in ps] == [1, 2, 3, 4]
 print("right")
 """,
         devices=4,
