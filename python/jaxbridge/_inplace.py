@@ -2,9 +2,12 @@
 """Updates of memory of others by donation: `inplace`."""
 
 import functools
+import inspect
+import operator
 import threading
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _adapters, _compat, _core, _errors, _fence, _views
-from ._memory import Memory, check_apart
+from ._memory import Memory, check_apart, views_under
 from ._sharded import Sharded
+
+_either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def inplace(
@@ -36,21 +41,25 @@ def inplace(
         argnums: positions of the arguments that are trees of arrays of other libraries, as `ref` takes
             them.
         has_aux: whether `fun` returns something else too.
-        static_argnums: positions of arguments that are constants, as in `jax.jit`.
+        static_argnums: positions of arguments that are constants, as in `jax.jit`, also where they are
+            given by name.
         stream: on CUDA, where the owner uses the arrays: a handle, or a stream object of any library.
             None: the current stream of the array's library; of libraries that have none that is known
             here, the host waits for the update.
 
     Returns:
-        A function that returns aux, or None. On CUDA what the owner's stream has before a call is seen by
-        it, and what it gets after the call sees the update; the host does not wait. On the CPU a call
-        returns when the update is done. After an error the content of the arrays is undefined.
+        A function that returns aux, or None; as an attribute of a class, a method. On CUDA what the
+        owner's stream has before a call is seen by it, and what it gets after the call sees the update;
+        the host does not wait. On the CPU a call returns when the update is done. After an error the
+        content of the arrays is undefined. An array is imported as long as its object lives (an object
+        without weak references, as a bytearray, is kept); `clear()` of the function ends that at once.
 
     Raises:
         (from a call)
         BufferError: an array cannot be updated in place, with the reason.
         TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
-            memory is two arguments.
+            memory is two arguments, both updated, or one and a NumPy array, an array of `from_external`
+            or a Ref.
         RuntimeError: JAX has no device for the memory, or updates copies of it; another thread is in a
             call with the same array.
         BaseException: what an external function in `fun` raised.
@@ -69,14 +78,15 @@ class InPlace:
         static_argnums: int | Sequence[int] | None,
         stream: Any,
     ) -> None:
+        if not callable(fun):
+            raise TypeError(f"inplace: expected a function of JAX, got {_views.type_name(fun)}")
         self._fun = fun
-        self._is_one = isinstance(argnums, int)
-        self._argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        static = () if static_argnums is None else static_argnums
-        self._static = frozenset((static,) if isinstance(static, int) else static)
-        for n in (*self._argnums, *self._static):
-            if n < 0:
-                raise ValueError(f"inplace: position {n}: count from the first argument, 0")
+        self._is_one = hasattr(argnums, "__index__")
+        self._argnums = _positions("argnums", argnums)
+        self._static = frozenset(
+            () if static_argnums is None else _positions("static_argnums", static_argnums)
+        )
+        self._static_names = _names_of(fun, self._static)
         if not self._argnums or len(set(self._argnums)) < len(self._argnums):
             raise ValueError(f"inplace: argnums={argnums!r} names no argument, or one twice")
         if self._static & set(self._argnums):
@@ -89,8 +99,23 @@ class InPlace:
         # One for each number of arguments, which says where the static ones are, and sharding of arrays.
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._memories: dict[int, _Kept] = {}
+        # One import of an array that two threads bring for the first time: of two they would be both used.
+        self._importing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<jaxbridge.inplace of {self._name}, argnums={self._argnums}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method, where `fun` would be one; `self` is argument 0."""
+        is_method = isinstance(self._fun, types.FunctionType) and instance is not None
+        return types.MethodType(self, instance) if is_method else self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.is_tracing():
+            raise RuntimeError(
+                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
+                f"none yet; call it outside, or use jaxbridge.ref"
+            )
         count, first = len(args), self._argnums[0]
         if self._is_one and count > first:
             kept = self._memories.get(id(args[first]))
@@ -107,11 +132,20 @@ class InPlace:
         all_kept: list[_Kept] = []
 
         def array_of(leaf: Any) -> jax.Array:
-            all_kept.append(self._kept(leaf))
+            try:
+                all_kept.append(self._kept(leaf))
+            except (TypeError, ValueError, BufferError) as error:
+                error.add_note(self._place(given, len(all_kept)))
+                raise
             return all_kept[-1].memory.array
 
         given = tuple(args[n] for n in self._argnums)
         taken = jax.tree.map(array_of, given[0] if self._is_one else given)
+        if not all_kept:
+            raise TypeError(
+                f"inplace: {self._name}: there is no array in argument "
+                f"{', '.join(map(str, self._argnums))}, which argnums says is updated"
+            )
         check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
         program = self._program_of(count, taken, [kept.sharding for kept in all_kept])
         others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
@@ -120,11 +154,15 @@ class InPlace:
     def _run(
         self, program: Any, all_kept: "Sequence[_Kept]", taken: Any, others: Any, kwargs: Any
     ) -> Any:
+        if others or kwargs:
+            self._check_others(all_kept, (others, kwargs))
         begun: list[_Kept] = []
         try:
             for kept in all_kept:
                 kept.begin(self._stream)
                 begun.append(kept)
+            if _compat.is_debugging():
+                program = _debugged(program, self._name)
             updated, aux = program(taken, *others, **kwargs)
             leaves = (updated,) if isinstance(updated, jax.Array) else jax.tree.leaves(updated)
             for kept, array in zip(all_kept, leaves, strict=True):
@@ -142,6 +180,22 @@ class InPlace:
                 kept.busy.release()
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
+
+    def _place(self, given: tuple[Any, ...], index: int) -> str:
+        """Which leaf it is of the arguments in argnums, for messages."""
+        path = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
+        within = jax.tree_util.keystr(path[1:])
+        return f"This is argument {self._argnums[path[0].idx]}{within and ' at '}{within} of {self._name}."
+
+    def _check_others(self, all_kept: "Sequence[_Kept]", others: Any) -> None:
+        for x in jax.tree.leaves(others):
+            for there in views_under(x):
+                for part in (part for kept in all_kept for part in kept.memory.parts):
+                    if _views.shares_memory(there, part.view):
+                        raise ValueError(
+                            f"inplace: {self._name} got memory that it updates as another argument too, "
+                            f"a {_views.type_name(x)}; give a copy there, jax.numpy.array(x)"
+                        )
 
     def clear(self) -> None:
         """Forgets the arrays that it has imported; the next call imports them again."""
@@ -175,7 +229,11 @@ class InPlace:
         spread = any(len(s.device_set) > 1 for s in shardings)
         placed: Any = {"out_shardings": (jax.tree.unflatten(tree, shardings), None)}
         program = jax.jit(
-            run, donate_argnums=0, static_argnums=static or None, **(placed if spread else {})
+            run,
+            donate_argnums=0,
+            static_argnums=static or None,
+            static_argnames=self._static_names or None,
+            **(placed if spread else {}),
         )
         return self._programs.setdefault(key, program)
 
@@ -195,15 +253,15 @@ class InPlace:
         kept = self._memories.get(id(x))
         if kept is not None and kept.is_of(x):
             return kept
+        with self._importing:
+            kept = self._memories.get(id(x))
+            return kept if kept is not None and kept.is_of(x) else self._imported(x)
+
+    def _imported(self, x: Any) -> "_Kept":
         if isinstance(x, jax.Array) or _compat.is_ref(x):
             raise TypeError(
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
-            )
-        if _compat.is_tracing():
-            raise RuntimeError(
-                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
-                f"none yet; call it outside, or use jaxbridge.ref"
             )
         kept = _Kept(x, self._memories)
         self._memories[kept.key] = kept
@@ -224,6 +282,7 @@ class _Kept:
         self._on_cpu = self.memory.parts[0].device.platform == "cpu"
         self._is_there = _watch(x, self.memory)
         self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
+        self._tell = _teller_of(x)
         # Held while a call uses it.
         self.busy = threading.Lock()
         self._object: Callable[[], Any]
@@ -277,6 +336,59 @@ class _Kept:
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
+        if self._tell is not None:
+            self._tell(self._object())
+
+
+def _positions(what: str, given: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(
+            map(operator.index, (given,) if hasattr(given, "__index__") else tuple(given))
+        )
+    except TypeError:
+        raise TypeError(
+            f"inplace: {what}={given!r}: expected the position of an argument, or several"
+        ) from None
+    for n in found:
+        if n < 0:
+            raise ValueError(f"inplace: {what}={given!r}: count from the first argument, 0")
+    return found
+
+
+def _names_of(fun: Any, positions: Collection[int]) -> list[str]:
+    """By which names the arguments at these positions can be given too."""
+    if not positions:
+        return []
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # a builtin can be without one
+        return []
+    return [p.name for n, p in enumerate(parameters) if n in positions and p.kind is _either_way]
+
+
+def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The program where JAX would run it op by op, or run it again when it finds a NaN.
+
+    It donates nothing then, and memory of others would not be updated.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            out = program(*args, **kwargs)
+            for x in jax.tree.leaves(out):
+                if not jnp.issubdtype(x.dtype, jnp.inexact):
+                    continue
+                for is_bad, what in ((jnp.isnan, nans and "NaN"), (jnp.isinf, infs and "infinity")):
+                    if what and is_bad(x).any():
+                        raise FloatingPointError(
+                            f"inplace: {what} is in what {name} returned; the arrays have been updated. "
+                            f"Call {name} itself with copies of its arguments, and JAX says where it "
+                            f"comes from"
+                        )
+        return out
+
+    return run
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:
@@ -322,29 +434,58 @@ def _watch(x: Any, memory: Memory) -> Callable[[Any], bool]:
     """A function that tells whether the array is where it was: on other memory it is another one."""
     if isinstance(x, np.ndarray):
         view = memory.parts[0].view
-        pointer, nbytes, shape = view.pointer, view.nbytes, view.shape
-        return lambda a: _core.is_dense_at(a, pointer, nbytes) and a.shape == shape
+        pointer, nbytes, shape, dtype = view.pointer, view.nbytes, view.shape, view.dtype
+        return lambda a: (
+            _core.is_dense_at(a, pointer, nbytes) and a.shape == shape and a.dtype == dtype
+        )
     place_of = _place_of(x)
     place = place_of(x)
     return lambda a: bool(place_of(a) == place)
 
 
 def _place_of(x: Any) -> Callable[[Any], Any]:
+    """A function of an array that gives all that can change while it stays the same object."""
     if isinstance(x, Sharded):
         functions = [_place_of(part) for part in x.parts]
         return lambda s: [f(part) for f, part in zip(functions, s.parts, strict=True)]
     match _package(x):
         case "cupy":
-            return lambda a: (a.data.ptr, a.shape)
+            return lambda a: (a.data.ptr, a.dtype, a.shape, a.strides)
         case "torch":
-            return lambda a: (a.data_ptr(), a.shape)
+            return lambda a: (a.data_ptr(), a.dtype, a.shape, a.stride(), a.requires_grad)
     if type(x) is _views.capsule_type:
         raise TypeError("inplace: a bare capsule is used up by who looks into it; give the array")
     if isinstance(x, _core.View):
         return lambda v: v.pointer
     if isinstance(getattr(x, "__cuda_array_interface__", None), dict):
-        return lambda a: (a.__cuda_array_interface__["data"], a.shape)
-    return _views.pointer
+        fields = ("data", "typestr", "shape", "strides")
+        return lambda a: [a.__cuda_array_interface__.get(name) for name in fields]
+    return _place_by_protocol
+
+
+def _place_by_protocol(x: Any) -> Any:
+    v = _views.of(x)[0]
+    return v.pointer, v.dtype, v.shape, v.strides, v.readonly
+
+
+def _teller_of(x: Any) -> Callable[[Any], None] | None:
+    """What tells the array's library that the array was written to; None: it need not know."""
+    if isinstance(x, Sharded):
+        tellers = [_teller_of(part) for part in x.parts]
+        if not any(tellers):
+            return None
+
+        def tell_all(s: Any) -> None:
+            for tell, part in zip(tellers, s.parts, strict=True):
+                if tell is not None:
+                    tell(part)
+
+        return tell_all
+    if _package(x) != "torch":
+        return None
+    adapter: Any = _adapters.get("torch")
+    tell: Callable[[Any], None] = adapter.wrote_to
+    return tell
 
 
 def _stream_of(x: Any) -> Callable[[int], int | None]:

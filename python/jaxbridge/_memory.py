@@ -7,10 +7,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import _compat, _core, _imports, _views
 from ._sharded import Sharded
@@ -59,9 +61,11 @@ class Memory:
         self._released = False
         self._lock = threading.Lock()
 
-    @property
-    def pointer(self) -> int:
-        return self.parts[0].view.pointer
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"this {self._what} is in memory of its owner's, and cannot be copied or pickled: take what is "
+            f"in it, {self._what}[...]"
+        )
 
     def usable(self) -> jax.Array:
         """The array of JAX in it.
@@ -96,9 +100,7 @@ class Memory:
     def _shards_of(self, array: jax.Array) -> list[jax.Array]:
         if len(self.parts) == 1:
             return [array]
-        # `addressable_shards` would stay what it was, where a Ref's array gets new content.
-        data = [array.addressable_data(i) for i in range(len(self.parts))]
-        on = {next(iter(d.devices())): d for d in data}
+        on = {next(iter(d.devices())): d for d in _compat.shards_of(array)}
         return [on[p.device] for p in self.parts]
 
     # ---- lent to others ----
@@ -206,16 +208,41 @@ def _checked(v: _core.View, at: Any, what: str) -> Any:
 
 
 def _advice(v: _core.View, device: Any) -> str:
-    if device.platform == "cpu" and v.pointer % _views.cpu_alignment:
-        return "; jaxbridge.empty makes memory that is aligned"
-    return ""
+    platform = "cpu" if device.platform == "cpu" else "cuda"
+    whole = "give the whole array, and take the part of it in the program"
+    if v.layout not in ("compact", "transposed"):
+        return f"; {whole}"
+    if v.pointer % _imports.alignments[platform]:
+        made = (
+            "jaxbridge.empty makes memory that is aligned; of a part, " if platform == "cpu" else ""
+        )
+        return f"; {made}{whole}"
+    if not v.readonly:
+        return "; give its transpose, and transpose it in the program"
+    return "; give its owner's writable array"
 
 
 def check_apart(views: Sequence[_core.View], what: str) -> None:
     """Raises ValueError where two of the views have memory in common."""
-    ends = sorted((v.pointer, v.pointer + v.nbytes) for v in views if v.nbytes)
-    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        raise ValueError(f"{what}: two of the arrays are in the same memory")
+    in_order = sorted((v for v in views if v.nbytes), key=lambda v: v.pointer)
+    for a, b in itertools.pairwise(in_order):
+        if a.pointer + a.nbytes > b.pointer:
+            raise ValueError(
+                f"{what}: two of the arrays are in the same memory: {_imports.described(a)} at "
+                f"{a.pointer:#x}, and {_imports.described(b)} at {b.pointer:#x}; give each memory once"
+            )
+
+
+def views_under(x: Any) -> list[Any]:
+    """What tells the memory of others that an argument of a program is in, where that is known."""
+    if isinstance(x, np.ndarray):
+        # On the CPU JAX uses it where it is, if it is aligned.
+        return [x]
+    if (use := _imports.import_of(x)) is not None:
+        return [] if (still := use()) is None else [still.view]
+    if type(x) is jax.ref.Ref and _compat.is_external_ref(x):
+        return [p.view for p in _compat.ref_storage(x).memory.parts]
+    return []
 
 
 @functools.cache
@@ -244,7 +271,9 @@ def _copies(platform: str) -> str | None:
     array, _ = _imports.share_writable(v, device, None)
     array = _committed(array)
     ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
-    _add_one(ref)
+    # In a thread of its own: this one may have a mesh, or forbid to trace or to transfer.
+    with ThreadPoolExecutor(1, "jaxbridge: in place") as thread:
+        thread.submit(_add_one, ref).result()
     moved = array.unsafe_buffer_pointer() != v.pointer
     return f"JAX {jax.__version__} updates a copy of it" if moved else None
 

@@ -777,6 +777,26 @@ def test_a_ref_of_an_array_shares_it_and_has_a_type_of_its_own():
     assert told.count((False, (4,))) == 1
 
 
+def test_shards_of():
+    (device,) = jax.devices("cpu")[:1]
+    x = jnp.arange(4.0, device=device)
+    (shard,) = _compat.shards_of(x)
+    assert shard.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    ref = jax.new_ref(x)
+    for i in range(2):  # what it is now
+        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(ref)
+        (shard,) = _compat.shards_of(_compat.ref_array(ref))
+        np.testing.assert_array_equal(shard, np.arange(4) + i + 1)
+
+
+def test_is_debugging():
+    assert not _compat.is_debugging()
+    for mode in (jax.disable_jit, jax.debug_nans, jax.debug_infs):
+        with mode(True):
+            assert _compat.is_debugging()
+    assert not _compat.is_debugging()
+
+
 def test_whether_something_is_traced():
     assert not _compat.is_tracing()
     seen = []
