@@ -231,6 +231,14 @@ def wait_where_refs_deadlock() -> None:
 wait_where_refs_deadlock()
 
 
+def only_device(device: jax.Device) -> Any:
+    """In it programs run on one device, whatever the mesh of the context is.
+
+    `jax.set_mesh` lets no array in that lies elsewhere (0.8.0 to 0.12).
+    """
+    return jax.set_mesh(jax.sharding.Mesh(np.array([device]), ("one",)))
+
+
 @functools.cache
 def local_platforms() -> frozenset[str]:
     """The platforms that this process has devices of: "cpu", "cuda"."""
@@ -411,6 +419,16 @@ def cuda_device(ordinal: int) -> jax.Device:
 def ref_array(ref: Any) -> jax.Array:
     """The array that a Ref holds now; the next update replaces what it refers to."""
     return ref._refs._buf
+
+
+def arrays_of_devices(array: jax.Array) -> Sequence[jax.Array]:
+    """What an array has on each device of this process.
+
+    `addressable_shards` stays what it was, where a Ref's array gets new content, and
+    `addressable_data` gives one and the same for all devices that have the same (0.8.0 to 0.12).
+    """
+    arrays: Any = array
+    return arrays._arrays
 
 
 def dtype_table(names: Sequence[str]) -> dict[str, Any]:

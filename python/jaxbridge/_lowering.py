@@ -50,6 +50,11 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     _check_handlers()
     for platform in _compat.lowering_platforms(ctx):
         _check_platform(site, platform, ctx)
+    if site.external and _devices(site, ctx) > 1:
+        raise NotImplementedError(
+            f"{site.name}: an argument is a Ref of another library's memory, and this program is of "
+            f"several devices: call it inside jax.shard_map, where each device has its own part"
+        )
     is_export = _compat.lowering_for_export(ctx)
     if not site.durable and is_export:
         raise NotImplementedError(
@@ -100,8 +105,8 @@ def _devices(site: "CallSite", ctx: Any) -> int:
         return _compat.devices_of_whole_arrays(ctx)
     except NotImplementedError as error:
         raise NotImplementedError(
-            f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
-            f"shard_map: leave out axis_names="
+            f"{site.name}: a call with a side effect, or on a Ref of another library's memory, needs all "
+            f"axes of the mesh to be manual inside shard_map: leave out axis_names="
         ) from error
 
 

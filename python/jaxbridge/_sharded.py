@@ -2,11 +2,14 @@
 """Memory of others on several devices as one array: `sharded`."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
+
+from . import _views
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,15 +47,29 @@ def sharded(parts: Sequence[Any], shape: Sequence[int], sharding: Sharding) -> S
 
     Raises:
         ValueError: there are more or fewer parts than devices, or the shape cannot be sharded so.
+        TypeError: no sequence of parts, no shape of whole numbers, or no sharding.
     """
-    extents = tuple(shape)
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"sharded: expected a jax.sharding.Sharding, got {_views.type_name(sharding)}"
+        )
+    try:
+        # Whole numbers: JAX keeps what it finds for a shape, and finds it again for an equal one.
+        extents = tuple(operator.index(n) for n in shape)
+        given = tuple(parts)
+    except TypeError as error:
+        raise TypeError(
+            f"sharded: expected a sequence of parts, and a shape of whole numbers: {error}"
+        ) from None
+    if any(n < 0 for n in extents):
+        raise ValueError(f"sharded: shape={extents} is not that of an array")
     devices = _devices(sharding, extents)
-    if len(parts) != len(devices):
+    if len(given) != len(devices):
         raise ValueError(
-            f"sharded: {len(parts)} parts for {len(devices)} devices of this process; give one for each, "
+            f"sharded: {len(given)} parts for {len(devices)} devices of this process; give one for each, "
             f"in the order {devices}"
         )
-    return Sharded(tuple(parts), extents, sharding)
+    return Sharded(given, extents, sharding)
 
 
 def _devices(sharding: Sharding, shape: tuple[int, ...]) -> list[jax.Device]:

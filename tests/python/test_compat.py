@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbridge
 from jaxbridge import _compat, _core
+from processes import run
 
 P = PartitionSpec
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -801,3 +802,45 @@ def test_ref_array_is_what_the_ref_holds():
     ref = jax.new_ref(jnp.arange(4.0))
     ref[...] = ref[...] + 1
     np.testing.assert_array_equal(_compat.ref_array(ref), np.arange(4.0) + 1)
+
+
+def test_arrays_of_devices():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from jaxbridge import _compat
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        for spec in (P("d"), P()):
+            a = jax.device_put(jnp.arange(6), NamedSharding(mesh, spec))
+            arrays = _compat.arrays_of_devices(a)
+            assert {d for x in arrays for d in x.devices()} == set(jax.devices())
+            assert len({x.unsafe_buffer_pointer() for x in arrays}) == 3
+        one = jnp.arange(3)
+        assert [x.unsafe_buffer_pointer() for x in _compat.arrays_of_devices(one)] == [
+            one.unsafe_buffer_pointer()
+        ]
+        """,
+        devices=3,
+    )
+
+
+def test_on_one_device_whatever_the_mesh():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh
+        from jaxbridge import _compat
+        first, _, last = jax.devices()
+        there = jax.device_put(np.ones(2, np.float32), last)
+        add = jax.jit(lambda x: x + 1)
+        with jax.set_mesh(Mesh(np.array(jax.devices()), ("d",))):
+            try: add(there)
+            except ValueError as e: assert "incompatible devices" in str(e)
+            else: raise AssertionError("JAX needs no only_device any more")
+            with _compat.only_device(last):
+                assert add(there).devices() == {last}
+                assert jax.jit(lambda: jnp.zeros(1))().devices() == {last}
+        """,
+        devices=3,
+    )
