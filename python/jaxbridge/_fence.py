@@ -23,6 +23,14 @@ def _abstract_eval(*operands: Any) -> list[Any]:
 fence_p.def_abstract_eval(_abstract_eval)
 
 
+@fence_p.def_impl
+def _impl(*operands: Any) -> list[Any]:
+    raise RuntimeError(
+        "inplace: jax_disable_jit is on, and what is not compiled is not updated in place; call it in "
+        "`with jax.disable_jit(False):`"
+    )
+
+
 def fence(operands: list[Any], shardings: list[Any]) -> tuple[list[Any], Any]:
     """The operands, which nothing else may use, in the same memory; and what `keep` needs.
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of memory of others by donation: `inplace`."""
 
+import contextlib
 import functools
-import threading
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _errors, _fence, _views
+from . import _adapters, _compat, _core, _errors, _fence, _imports, _views
 from ._memory import Memory, check_apart
 from ._sharded import Sharded
 
@@ -50,9 +51,10 @@ def inplace(
         (from a call)
         BufferError: an array cannot be updated in place, with the reason.
         TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
-            memory is two arguments.
+            memory is two arguments, of which another one may be a NumPy array, what `from_external`
+            made, or a Ref.
         RuntimeError: JAX has no device for the memory, or updates copies of it; another thread is in a
-            call with the same array.
+            call with the same array; inside a function that is being traced.
         BaseException: what an external function in `fun` raised.
     """
     return InPlace(fun, argnums, has_aux, static_argnums, stream)
@@ -69,11 +71,13 @@ class InPlace:
         static_argnums: int | Sequence[int] | None,
         stream: Any,
     ) -> None:
+        if not callable(fun):
+            raise TypeError(f"inplace: expected a function, got {_views.type_name(fun)}")
         self._fun = fun
-        self._is_one = isinstance(argnums, int)
-        self._argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        static = () if static_argnums is None else static_argnums
-        self._static = frozenset((static,) if isinstance(static, int) else static)
+        self._is_one, self._argnums = _positions("argnums", argnums)
+        self._static = frozenset(
+            () if static_argnums is None else _positions("static_argnums", static_argnums)[1]
+        )
         for n in (*self._argnums, *self._static):
             if n < 0:
                 raise ValueError(f"inplace: position {n}: count from the first argument, 0")
@@ -91,6 +95,11 @@ class InPlace:
         self._memories: dict[int, _Kept] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.is_tracing():
+            raise RuntimeError(
+                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
+                f"none yet; call it outside, or use jaxbridge.ref"
+            )
         count, first = len(args), self._argnums[0]
         if self._is_one and count > first:
             kept = self._memories.get(id(args[first]))
@@ -98,48 +107,60 @@ class InPlace:
                 program = self._programs.get((count, kept.sharding))
                 if program is not None:
                     others = (*args[:first], *args[first + 1 :])
-                    return self._run(program, (kept,), kept.memory.array, others, kwargs)
+                    return self._run(program, (kept,), None, others, kwargs)
         if count <= max(self._argnums):
             raise TypeError(
                 f"inplace: {self._name} got {count} arguments by position, and argnums names "
                 f"{max(self._argnums)}; pass what is updated by position"
             )
-        all_kept: list[_Kept] = []
-
-        def array_of(leaf: Any) -> jax.Array:
-            all_kept.append(self._kept(leaf))
-            return all_kept[-1].memory.array
-
         given = tuple(args[n] for n in self._argnums)
-        taken = jax.tree.map(array_of, given[0] if self._is_one else given)
+        leaves, tree = jax.tree.flatten(given[0] if self._is_one else given)
+        all_kept = [self._kept(leaf) for leaf in leaves]
+        if len({id(leaf) for leaf in leaves}) < len(leaves):
+            raise ValueError(
+                "inplace: two of the arrays are in the same memory: they are one object"
+            )
         check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
-        program = self._program_of(count, taken, [kept.sharding for kept in all_kept])
+        alone = len(leaves) == 1 and leaves[0] is given[0] and self._is_one
+        program = self._program_of(count, None if alone else tree, [k.sharding for k in all_kept])
         others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
-        return self._run(program, all_kept, taken, others, kwargs)
+        return self._run(program, all_kept, None if alone else tree, others, kwargs)
 
     def _run(
-        self, program: Any, all_kept: "Sequence[_Kept]", taken: Any, others: Any, kwargs: Any
+        self, program: Any, all_kept: "Sequence[_Kept]", tree: Any, others: Any, kwargs: Any
     ) -> Any:
-        begun: list[_Kept] = []
+        """One call. `tree`: of the arrays; None: it is one, and not in a tree."""
+        call = object()
+        updated: Any = None
         try:
             for kept in all_kept:
-                kept.begin(self._stream)
-                begun.append(kept)
+                kept.begin(call, self._stream)
+            _check_others(all_kept, others, kwargs)
+            arrays = [kept.memory.array for kept in all_kept]
+            taken = arrays[0] if tree is None else jax.tree.unflatten(tree, arrays)
             updated, aux = program(taken, *others, **kwargs)
-            leaves = (updated,) if isinstance(updated, jax.Array) else jax.tree.leaves(updated)
+            leaves = (updated,) if tree is None else jax.tree.leaves(updated)
             for kept, array in zip(all_kept, leaves, strict=True):
                 kept.end(array, self._stream)
             return aux
         except BaseException as error:
+            # An interrupt comes before the end of the update, which goes on in the memory.
+            with contextlib.suppress(Exception):
+                jax.block_until_ready(updated)
             # What was donated is gone; the next call imports anew.
-            for kept in begun:
-                self._forget(kept)
+            for kept in all_kept:
+                if kept.is_used_by(call):
+                    kept.outlast_the_program()
+                    self._forget(kept)
+            if jax.config.jax_debug_nans:
+                # JAX has compiled what updates nothing in place, and would run it later too.
+                self._programs.clear()
             raised = _errors.original(error) if isinstance(error, _errors.from_xla) else None
             if raised is None:
                 raise
         finally:
-            for kept in begun:
-                kept.busy.release()
+            for kept in all_kept:
+                kept.leave(call)
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
 
@@ -149,9 +170,8 @@ class InPlace:
 
     # ---- programs ----
 
-    def _program_of(self, count: int, taken: Any, shardings: list[Any]) -> Callable[..., Any]:
-        tree: Any = jax.tree.structure(taken)
-        key = (count, shardings[0] if isinstance(taken, jax.Array) else (tree, *shardings))
+    def _program_of(self, count: int, tree: Any, shardings: list[Any]) -> Callable[..., Any]:
+        key = (count, shardings[0] if tree is None else (tree, *shardings))
         if (found := self._programs.get(key)) is not None:
             return found
         others = [n for n in range(count) if n not in self._argnums]
@@ -173,7 +193,12 @@ class InPlace:
         static = [1 + i for i, n in enumerate(others) if n in self._static]
         # New values lie where the old ones do; the rest is XLA's to say.
         spread = any(len(s.device_set) > 1 for s in shardings)
-        placed: Any = {"out_shardings": (jax.tree.unflatten(tree, shardings), None)}
+        placed: Any = {
+            "out_shardings": (
+                shardings[0] if tree is None else jax.tree.unflatten(tree, shardings),
+                None,
+            )
+        }
         program = jax.jit(
             run, donate_argnums=0, static_argnums=static or None, **(placed if spread else {})
         )
@@ -200,13 +225,9 @@ class InPlace:
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
             )
-        if _compat.is_tracing():
-            raise RuntimeError(
-                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
-                f"none yet; call it outside, or use jaxbridge.ref"
-            )
         kept = _Kept(x, self._memories)
-        self._memories[kept.key] = kept
+        if kept.lasts:
+            self._memories[kept.key] = kept
         return kept
 
     def _forget(self, kept: "_Kept") -> None:
@@ -214,46 +235,71 @@ class InPlace:
             del self._memories[kept.key]
 
 
+# From where memory begins that a call of any InPlace uses to that call.
+_in_use: dict[int, object] = {}
+
+
 class _Kept:
-    """The import of one array object, as long as that lives."""
+    """The import of one array object; where it `lasts`, as long as that lives."""
 
     def __init__(self, x: Any, memories: "dict[int, _Kept]") -> None:
-        self.memory = Memory(x, "inplace", keeps=_keeper)
+        parts = x.parts if isinstance(x, Sharded) else (x,)
+        if any(type(part) is _views.capsule_type for part in parts):
+            raise TypeError(
+                "inplace: a bare capsule is used up by who looks into it; give the array"
+            )
+        # What else keeps memory, nobody knows: that is imported for one call, which keeps all of it.
+        self.lasts = all(_is_known(part) for part in parts)
+        self.memory = Memory(x, "inplace", keeps=_keeper if self.lasts else None)
         self.sharding = self.memory.array.sharding
         self.key = key = id(x)
         self._on_cpu = self.memory.parts[0].device.platform == "cpu"
-        self._is_there = _watch(x, self.memory)
-        self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
-        # Held while a call uses it.
-        self.busy = threading.Lock()
+        self._is_there = _watch(x, self.memory) if self.lasts else lambda _: False
+        self._streams = [_stream_of(part) for part in parts]
+        self.extents = self.memory.extents
         self._object: Callable[[], Any]
         try:
             # The entry goes with the array, before another one can have its id.
             self._object = weakref.ref(x, lambda _: memories.pop(key, None))
         except TypeError:
+            self.lasts = False
             self._object = lambda: x
 
     def is_of(self, x: Any) -> bool:
         """Whether this is the import of `x`, which has not moved since."""
         return self._object() is x and self._is_there(x)
 
-    def begin(self, given: int | None) -> None:
+    def is_used_by(self, call: object) -> bool:
+        return all(_in_use.get(start) is call for start, _ in self.extents)
+
+    def leave(self, call: object) -> None:
+        """Lets other calls use it, if this one does."""
+        for start, _ in self.extents:
+            if _in_use.get(start) is call:
+                del _in_use[start]
+
+    def outlast_the_program(self) -> None:
+        """Keeps the owner's array until a program that was interrupted is done."""
+        if self.memory.array.is_deleted():
+            for part in self.memory.parts:
+                if (use := part.use()) is not None:
+                    weakref.finalize(use, lambda _: None, self._object()).atexit = False
+
+    def begin(self, call: object, given: int | None) -> None:
         """What the owner has enqueued comes first."""
-        if not self.busy.acquire(blocking=False):
-            raise RuntimeError(
-                "inplace: the array is in use by a call that has not returned: of another thread, or of "
-                "a function that the program calls"
-            )
+        for start, _ in self.extents:
+            # In one step: two threads may be here.
+            if _in_use.setdefault(start, call) is not call:
+                raise RuntimeError(
+                    "inplace: the array is in use by a call that has not returned: of another thread, or "
+                    "of a function that the program calls"
+                )
         if self._on_cpu:
             return
-        try:
-            for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
-                stream = stream_of(part.view.ordinal) if given is None else given
-                if stream is not None:
-                    _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
-        except BaseException:
-            self.busy.release()
-            raise
+        for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
+            stream = stream_of(part.view.ordinal) if given is None else given
+            if stream is not None:
+                _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
 
     def end(self, array: jax.Array, given: int | None) -> None:
         """What the owner enqueues from now on comes after the computation of `array`."""
@@ -275,8 +321,50 @@ class _Kept:
         if not memory.is_in_place(array):
             raise RuntimeError(
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
-                "please report this with the program"
+                + (
+                    "while jax_debug_nans is on JAX compiles nothing that updates in place: turn it off"
+                    if jax.config.jax_debug_nans
+                    else "please report this with the program"
+                )
             )
+
+
+def _positions(option: str, given: Any) -> tuple[bool, tuple[int, ...]]:
+    """Whether an option names one position and no sequence of them, and which."""
+    try:
+        return True, (operator.index(given),)
+    except TypeError:
+        try:
+            return False, tuple(operator.index(n) for n in given)
+        except TypeError:
+            raise TypeError(
+                f"inplace: {option}={given!r}; expected a position, or a sequence of positions"
+            ) from None
+
+
+def _check_others(all_kept: "Sequence[_Kept]", others: Any, kwargs: Any) -> None:
+    """Raises ValueError where an argument that is not updated is in memory that is."""
+    if kwargs or not all(isinstance(x, (jax.Array, np.ndarray, float, int)) for x in others):
+        others = jax.tree.leaves((others, kwargs))
+    for x in others:
+        for start, end in _extents_of(x):
+            for kept in all_kept:
+                if any(start < last and first < end for first, last in kept.extents):
+                    raise ValueError(
+                        "inplace: an argument that is not updated is in the memory of one that is; pass a "
+                        "copy of it"
+                    )
+
+
+def _extents_of(x: Any) -> list[tuple[int, int]]:
+    """From where to where an argument of JAX is in memory of others, as far as that is known."""
+    if isinstance(x, np.ndarray):
+        # JAX on the CPU reads it where it is.
+        return [np.lib.array_utils.byte_bounds(x)] if x.size else []
+    if _compat.is_concrete_ref(x):
+        return _compat.ref_storage(x).memory.extents if _compat.is_external_ref(x) else []
+    uses = [use() for use in _imports.imports_of(x)]
+    return [(u.view.pointer, u.view.pointer + u.view.nbytes) for u in uses if u is not None]
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:
@@ -306,6 +394,14 @@ def _package(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
+def _is_known(x: Any) -> bool:
+    """Whether it is known what keeps the memory of an array."""
+    return isinstance(x, (np.ndarray, _core.View)) or _package(x) in _libraries
+
+
+_libraries = ("cupy", "torch", "numba", "warp")
+
+
 def _keeper(x: Any) -> Any:
     """What keeps the memory of an array, and not the array: its end is looked for."""
     match _package(x):
@@ -322,8 +418,10 @@ def _watch(x: Any, memory: Memory) -> Callable[[Any], bool]:
     """A function that tells whether the array is where it was: on other memory it is another one."""
     if isinstance(x, np.ndarray):
         view = memory.parts[0].view
-        pointer, nbytes, shape = view.pointer, view.nbytes, view.shape
-        return lambda a: _core.is_dense_at(a, pointer, nbytes) and a.shape == shape
+        pointer, nbytes, shape, dtype = view.pointer, view.nbytes, view.shape, view.dtype
+        return lambda a: (
+            _core.is_dense_at(a, pointer, nbytes) and a.shape == shape and a.dtype == dtype
+        )
     place_of = _place_of(x)
     place = place_of(x)
     return lambda a: bool(place_of(a) == place)
@@ -335,23 +433,26 @@ def _place_of(x: Any) -> Callable[[Any], Any]:
         return lambda s: [f(part) for f, part in zip(functions, s.parts, strict=True)]
     match _package(x):
         case "cupy":
-            return lambda a: (a.data.ptr, a.shape)
+            return lambda a: (a.data.ptr, a.shape, a.strides)
         case "torch":
-            return lambda a: (a.data_ptr(), a.shape)
-    if type(x) is _views.capsule_type:
-        raise TypeError("inplace: a bare capsule is used up by who looks into it; give the array")
+            return lambda a: (a.data_ptr(), a.shape, a.stride())
     if isinstance(x, _core.View):
         return lambda v: v.pointer
     if isinstance(getattr(x, "__cuda_array_interface__", None), dict):
-        return lambda a: (a.__cuda_array_interface__["data"], a.shape)
+        return lambda a: _without_stream(a.__cuda_array_interface__)
     return _views.pointer
+
+
+def _without_stream(interface: dict[str, Any]) -> Any:
+    return [interface.get(key) for key in ("data", "shape", "strides", "typestr")]
 
 
 def _stream_of(x: Any) -> Callable[[int], int | None]:
     """From an ordinal to the stream on which the array is used; None: nobody knows it."""
     if isinstance(x, _core.View):
-        return lambda _: x.stream
-    if (package := _package(x)) in ("cupy", "torch", "numba", "warp"):
+        stream = x.stream
+        return lambda _: stream
+    if (package := _package(x)) in _libraries:
         adapter = _adapters.get(package)
         return lambda ordinal: adapter.current_stream(ordinal)[0]
     return lambda _: None

@@ -54,14 +54,21 @@ class Memory:
         check_apart([p.view for p in self.parts], what)
         self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
         self._what = what
-        # For each framework that has it: how often.
-        self._lent: list[str] = []
+        # By the borrow that has it: to which framework.
+        self._lent: dict[object, str] = {}
         self._released = False
         self._lock = threading.Lock()
 
     @property
     def pointer(self) -> int:
         return self.parts[0].view.pointer
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """Of each part that is not empty, from where to where it is."""
+        return [
+            (p.view.pointer, p.view.pointer + p.view.nbytes) for p in self.parts if p.view.nbytes
+        ]
 
     def usable(self) -> jax.Array:
         """The array of JAX in it.
@@ -72,9 +79,9 @@ class Memory:
         if self._released:
             raise RuntimeError(f"this {self._what} was released: its memory is its owner's alone")
         if self._lent:
+            others = ", ".join(sorted(set(self._lent.values())))
             raise RuntimeError(
-                f"this {self._what} is lent to {', '.join(sorted(set(self._lent)))}: JAX has it again at "
-                f"the end of the borrow"
+                f"this {self._what} is lent to {others}: JAX has it again at the end of the borrow"
             )
         return self.array
 
@@ -96,26 +103,24 @@ class Memory:
     def _shards_of(self, array: jax.Array) -> list[jax.Array]:
         if len(self.parts) == 1:
             return [array]
-        # `addressable_shards` would stay what it was, where a Ref's array gets new content.
-        data = [array.addressable_data(i) for i in range(len(self.parts))]
-        on = {next(iter(d.devices())): d for d in data}
+        on = {next(iter(d.devices())): d for d in _compat.arrays_of_devices(array)}
         return [on[p.device] for p in self.parts]
 
     # ---- lent to others ----
 
-    def lend(self, to: str) -> None:
-        """Nobody in JAX may use the memory from now on."""
+    def lend(self, borrow: object, to: str) -> None:
+        """Nobody in JAX may use the memory from now on. `to`: whose it is, for messages."""
         with self._lock:
             if not self._lent:
                 self.usable()
                 self._check_place()
-            self._lent.append(to)
+            self._lent[borrow] = to
 
-    def take_back(self, to: str, streams: Sequence[int | None]) -> None:
-        """The end of lend().
+    def take_back(self, borrow: object, streams: Sequence[int | None]) -> None:
+        """The end of lend(), where that has begun; after an error the memory is still lent.
 
         Args:
-            to: as it was said there.
+            borrow: as it was given there.
             streams: for each part, on which its content is written; None: it is there.
         """
         with self._lock:
@@ -125,7 +130,7 @@ class Memory:
                     _core.stream_order(stream, ready, part.view.ordinal)
             if len(self._lent) == 1 and any(stream is not None for stream in streams):
                 self._import_again()
-            self._lent.remove(to)
+            self._lent.pop(borrow, None)
 
     def _import_again(self) -> None:
         # What is imported anew is ordered after the stream that it is imported with.
@@ -244,7 +249,8 @@ def _copies(platform: str) -> str | None:
     array, _ = _imports.share_writable(v, device, None)
     array = _committed(array)
     ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
-    _add_one(ref)
+    with _compat.only_device(device):
+        _add_one(ref)
     moved = array.unsafe_buffer_pointer() != v.pointer
     return f"JAX {jax.__version__} updates a copy of it" if moved else None
 

@@ -1019,7 +1019,7 @@ def test_the_parts_have_to_fit_the_sharding():
 def test_the_page_names_tests_that_there_are():
     root = Path(__file__).parents[2]
     named = set(re.findall(r"`(test_\w+)`", (root / "docs/memory.md").read_text()))
-    files = ("python/test_memory.py", "gpu/test_memory_gpu.py")
+    files = ("python/test_memory.py", "python/test_memory_edges.py", "gpu/test_memory_gpu.py")
     there = {
         name
         for file in files
