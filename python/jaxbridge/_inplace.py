@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import operator
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,6 +94,11 @@ class InPlace:
         # One for each number of arguments, which says where the static ones are, and sharding of arrays.
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._memories: dict[int, _Kept] = {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method where a `def` or a lambda is wrapped, as that would be."""
+        is_method = isinstance(self._fun, types.FunctionType) and instance is not None
+        return types.MethodType(self, instance) if is_method else self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing():
@@ -344,16 +350,19 @@ def _positions(option: str, given: Any) -> tuple[bool, tuple[int, ...]]:
 
 def _check_others(all_kept: "Sequence[_Kept]", others: Any, kwargs: Any) -> None:
     """Raises ValueError where an argument that is not updated is in memory that is."""
-    if kwargs or not all(isinstance(x, (jax.Array, np.ndarray, float, int)) for x in others):
-        others = jax.tree.leaves((others, kwargs))
-    for x in others:
-        for start, end in _extents_of(x):
-            for kept in all_kept:
-                if any(start < last and first < end for first, last in kept.extents):
-                    raise ValueError(
-                        "inplace: an argument that is not updated is in the memory of one that is; pass a "
-                        "copy of it"
-                    )
+    for argument in (*others, *kwargs.values()) if kwargs else others:
+        for x in (argument,) if isinstance(argument, _leaves) else jax.tree.leaves(argument):
+            for start, end in _extents_of(x):
+                for kept in all_kept:
+                    if any(start < last and first < end for first, last in kept.extents):
+                        raise ValueError(
+                            "inplace: an argument that is not updated is in the memory of one that is; "
+                            "pass a copy of it"
+                        )
+
+
+# Arguments that are no trees of others, most of them.
+_leaves = (float, int, np.ndarray, jax.Array)
 
 
 def _extents_of(x: Any) -> list[tuple[int, int]]:
@@ -361,10 +370,12 @@ def _extents_of(x: Any) -> list[tuple[int, int]]:
     if isinstance(x, np.ndarray):
         # JAX on the CPU reads it where it is.
         return [np.lib.array_utils.byte_bounds(x)] if x.size else []
-    if _compat.is_concrete_ref(x):
-        return _compat.ref_storage(x).memory.extents if _compat.is_external_ref(x) else []
-    uses = [use() for use in _imports.imports_of(x)]
-    return [(u.view.pointer, u.view.pointer + u.view.nbytes) for u in uses if u is not None]
+    if isinstance(x, jax.Array):
+        uses = [use() for use in _imports.imports_of(x)]
+        return [(u.view.pointer, u.view.pointer + u.view.nbytes) for u in uses if u is not None]
+    if _compat.is_concrete_ref(x) and _compat.is_external_ref(x):
+        return _compat.ref_storage(x).memory.extents
+    return []
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 """What could go wrong with memory of others that JAX updates in place: bad input, aliases, interrupts."""
 
 import copy
+import functools
 import gc
 import pickle
 import threading
@@ -103,6 +104,21 @@ def test_positions_may_be_numbers_of_numpy():
 def test_inplace_needs_a_function():
     with pytest.raises(TypeError, match=r"inplace: expected a function, got builtins\.int"):
         jaxbridge.inplace(3)
+
+
+@needs_updates
+def test_inplace_of_a_method():
+    class Simulation:
+        @functools.partial(jaxbridge.inplace, argnums=1, static_argnums=0)
+        def advance(self, x, dt):
+            return x + self.speed * dt
+
+        speed = 2
+
+    block = owned()
+    Simulation().advance(block, 3)
+    Simulation.advance(Simulation(), block, 1)
+    np.testing.assert_array_equal(block, np.arange(8) + 8)
 
 
 @needs_updates
