@@ -16,7 +16,6 @@ from ._adapters import compilers
 from ._errors import PlatformError
 from ._signature import Signature
 
-
 # Of the devices that CUDA 13 supports.
 _oldest = (7, 5)
 
