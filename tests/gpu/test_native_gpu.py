@@ -101,7 +101,10 @@ def test_in_command_buffers(x, capturable):
 
 
 def test_code_is_kept_while_a_program_may_launch_it(x):
-    program = jax.jit(lambda x, f=kernel(): f(f(x)))
+    def program_of(f):
+        return jax.jit(lambda x: f(f(x)))
+
+    program = program_of(kernel())
     program(x)
     gc.collect()
     for _ in range(3):
