@@ -70,7 +70,7 @@ def solver(on_cuda):
 
 
 def plate(n):
-    """The five-point operator of a plate of n x n cells: its pattern, and its values from conductivities."""
+    """The five-point operator of a plate of n x n cells: its pattern, and values from conductivities."""
     cell = np.arange(n * n).reshape(n, n)
     one = np.concatenate([cell[:, :-1].ravel(), cell[:-1].ravel()])  # neighbours
     other = np.concatenate([cell[:, 1:].ravel(), cell[1:].ravel()])
