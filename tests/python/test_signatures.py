@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts of signatures: what they say, and that nothing but a SignatureError comes of others."""
 
+import contextlib
 import random
 
 import pytest
@@ -72,18 +73,15 @@ def test_any_text():
             text = text or "x"
         try:
             signature = Signature.parse(text)
-        except SignatureError as error:
-            assert str(error)
+        except SignatureError:
             continue
         parsed += 1
         for p in signature.parameters:
             for axis in p.shape or ():
                 if axis == "*":
                     continue
-                try:
+                with contextlib.suppress(SignatureError):
                     assert isinstance(evaluate(axis, {"n": 4, "k": 0, "m": -1}), int)
-                except SignatureError:
-                    pass
     assert parsed > 30
 
 
