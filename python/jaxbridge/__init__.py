@@ -13,6 +13,7 @@ from importlib import metadata as _metadata
 import jax
 
 from . import _core as _core
+from . import _derivatives as _derivatives
 from . import _errors as _errors
 from . import _lowering as _lowering
 from . import _programs as _programs

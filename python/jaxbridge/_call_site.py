@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _config, _core, _errors, _plan, _replay, _spec
 from ._identity import Witness
 from ._options import Options
+from ._sharding import Axes
 from ._spec import Template
 from ._state import States
 
@@ -182,6 +183,8 @@ class CallSite:
     external: tuple[int, ...]
     has_side_effect: bool
     durable: bool
+    # Before vmap; None: elementwise, or nothing says what may be split.
+    axes: Axes | None = None
     # (dtype, shape) of each operand and of each result, where the target is made for these alone.
     types: tuple[Any, Any] | None = None
 
@@ -196,6 +199,10 @@ class CallSite:
     @property
     def options(self) -> "Options":
         return self.callee.options
+
+    def operand_name(self, index: int) -> str:
+        """What errors call an operand."""
+        return _plan.argument_name(self.arguments.paths()[index])
 
     def function_on(self, platform: str) -> Callable[..., Any]:
         return self.callee.on(platform)
@@ -244,6 +251,7 @@ class CallSite:
             isinstance(other, CallSite)
             and self.key == other.key
             and self.options == other.options
+            and self.axes == other.axes
             and self._means_the_same_as(other)
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of JAX's version and of its private modules.
+"""The only reader of JAX's version and, with `_compat_partitioner`, of its private modules.
 
 Each private need stands here with the versions it was seen on; tests/python/test_compat.py has a test
 for each, run on the oldest and the newest JAX.
@@ -7,6 +7,7 @@ for each, run on the oldest and the newest JAX.
 
 import contextlib
 import functools
+import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -87,12 +88,23 @@ def union_manual_axes(operands: Sequence[Any]) -> Sequence[Any]:
     return insert(*operands)
 
 
-def result_aval(shape: tuple[int, ...], dtype: Any, operands: Sequence[Any]) -> Any:
+def explicit_spec(aval: Any) -> tuple[Any, ...]:
+    """For each axis of an array the explicit axes of the mesh over which it is split, or None."""
+    if aval.sharding is None:
+        return ()
+    spec = aval.sharding.spec
+    # Later ones refuse to be a tuple where sums are yet to be made (0.12).
+    return tuple(getattr(spec, "partitions", None) or spec)
+
+
+def result_aval(
+    shape: tuple[int, ...], dtype: Any, operands: Sequence[Any], spec: Sequence[Any] = ()
+) -> Any:
     """The abstract value of a result that depends on `operands` (abstract values).
 
     It varies over the manual axes that they vary over: without that shard_map gives wrong gradients,
-    silently on 0.8.0. Nothing else of theirs is the result's: not their memory space, layout (0.12)
-    or sharding.
+    silently on 0.8.0. On explicit axes it lies as `spec` says: without it, whole. Nothing else of theirs
+    is the result's: not their memory space or layout (0.12).
 
     Raises:
         TypeError: an operand is a sum that is yet to be made over devices.
@@ -104,7 +116,7 @@ def result_aval(shape: tuple[int, ...], dtype: Any, operands: Sequence[Any]) -> 
                 f"an external function cannot take {a}, which is yet to be summed over "
                 f"{', '.join(sorted(map(str, axes)))}; sum it first with jax.lax.psum"
             )
-    sharding = _core.get_cur_mesh_sharding()
+    sharding = _core.get_cur_mesh_sharding(jax.sharding.PartitionSpec(*spec))
     if not hasattr(_core, "ManualAxisType"):  # 0.8, 0.9
         varying = frozenset[Any]().union(*(a.vma for a in arrays))
         return _core.ShapedArray(shape, dtype, sharding=sharding, vma=varying)
@@ -250,18 +262,23 @@ def lowering_for_export(ctx: Any) -> bool:
 
 
 def devices_of_whole_arrays(ctx: Any) -> int:
-    """Over how many devices XLA spreads the arrays of a lowering; 1 inside shard_map, where it does not.
-
-    Raises:
-        NotImplementedError: inside shard_map, some axes are left to XLA.
-    """
+    """Over how many devices XLA spreads arrays: inside shard_map, along the axes that are not manual."""
     axis_context = ctx.module_context.axis_context
-    if not isinstance(axis_context, _sharding_impls.SPMDAxisContext):
-        return axis_context.num_devices or 1
-    left = set(axis_context.mesh.axis_names) - set(axis_context.manual_axes)
-    if any(axis_context.mesh.shape[axis] > 1 for axis in left):
-        raise NotImplementedError
-    return 1
+    if isinstance(axis_context, _sharding_impls.SPMDAxisContext):
+        mesh = axis_context.mesh
+        return math.prod(
+            n for axis, n in mesh.shape.items() if axis not in axis_context.manual_axes
+        )
+    # The context of pmap on 0.8, which has one device for each array, has none.
+    return getattr(axis_context, "num_devices", 1) or 1
+
+
+def in_shard_map(ctx: Any) -> bool:
+    """Whether a lowering is inside shard_map: some axes of its mesh are manual."""
+    axis_context = ctx.module_context.axis_context
+    return isinstance(axis_context, _sharding_impls.SPMDAxisContext) and bool(
+        axis_context.manual_axes
+    )
 
 
 def lower_traced(ctx: Any, fun: Any, operands: Sequence[Any]) -> Any:
@@ -348,6 +365,14 @@ def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
         return cached
 
     return decorate
+
+
+def on_explicit_axes(ctx: Any, value: Any, aval: Any) -> Any:
+    """A value of a lowering that lies on the mesh's explicit axes as its type says.
+
+    JAX's own operations say it of each of their results (0.8.0 to 0.12).
+    """
+    return _mlir.lower_with_sharding_in_types(ctx, value, aval)
 
 
 # ---- memory of others, and JAX's for others ------------------------------------------------------

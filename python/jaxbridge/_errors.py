@@ -24,6 +24,7 @@ from .errors import NotRegisteredError as NotRegisteredError
 from .errors import PlatformError as PlatformError
 from .errors import ReplayError as ReplayError
 from .errors import ResultError as ResultError
+from .errors import ShardingError as ShardingError
 from .errors import ViewKeptError as ViewKeptError
 
 

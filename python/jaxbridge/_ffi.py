@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _lowering, _options, _primitive
+from . import _compat, _lowering, _options, _primitive, _rules
 from ._call_site import CallSite
 from ._errors import PlatformError
 from ._function import Function
@@ -73,6 +73,7 @@ class _FfiFunction(Function[..., Any]):
     """A Function of a target that somebody else registered. Made by `ffi`."""
 
     def __init__(self, callee: _FfiCallee, result_shape_dtypes: Any) -> None:
+        _rules.WithRules.__init__(self)
         self.callee = callee
         self._results = result_shape_dtypes
         self._programs = _primitive.Programs()

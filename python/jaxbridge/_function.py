@@ -33,10 +33,13 @@ from . import (
     _plan,
     _primitive,
     _results,
+    _rules,
+    _sharding,
     _spec,
 )
 from ._call_site import CallSite
 from ._callee import Callee
+from ._sharding import Axes, Rule
 from ._spec import Slot, Template
 
 P = ParamSpec("P")
@@ -45,7 +48,7 @@ R = TypeVar("R")
 _missing: Any = object()
 
 
-class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
+class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are used below)
     """A JAX function whose work an external function does. Made by `call` and `function`."""
 
     def __init__(
@@ -67,6 +70,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
+        super().__init__()
         any_fn = functions[0]
         functools.update_wrapper(self, any_fn, updated=())
         with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
@@ -81,6 +85,9 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
     def options(self) -> _options.Options:
         return self.callee.options
 
+    # Of sharding; from defsharding.
+    _rule: Rule | None = None
+
     # ---- what a call needs -------------------------------------------------------------------
 
     def _site(
@@ -92,6 +99,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         external: tuple[int, ...],
         own_results: Any,
         has_side_effect: bool,
+        axes: Axes | None,
     ) -> CallSite:
         callee = self.callee
         callee.tell()
@@ -134,6 +142,7 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
             external,
             has_side_effect,
             durable,
+            axes,
         )
 
     # ---- the call ----------------------------------------------------------------------------
@@ -163,12 +172,14 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         operands: list[Any] = []
         slots: list[Any] = []
         abstract: list[Any] = []
+        types_of_operands: list[tuple[tuple[int, ...], Any]] = []
         for position, leaf in enumerate(leaves):
             if _is_operand(leaf):
                 value, aval = self._operand(leaf, position, treedef)
                 slots.append(Slot(len(operands)))
                 operands.append(value)
                 abstract.append(aval)
+                types_of_operands.append((aval.shape, aval.dtype))
             else:
                 slots.append(leaf)
                 abstract.append(leaf)
@@ -183,11 +194,13 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
 
         pairs, own = _aliases.pair(self.name, self.options.inout, arguments, slot_tree)
         refs: list[tuple[int, int | None]] = []
+        hidden: list[int] = []
         for i in (i for i, x in enumerate(operands) if _compat.is_ref(x)):
             if self.callee.says_what_is_updated:
                 refs.append((i, dict(pairs).get(i)))
                 continue
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
+            hidden.append(i)
             pairs.append((i, len(results)))
             refs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
@@ -204,14 +217,34 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         external = tuple(
             i for i, result in refs if result is not None and _compat.is_external_ref(operands[i])
         )
+        axes = None
+        if self._rule is not None:
+            axes = self._rule.of_call(
+                arguments, types_of_operands, slot_tree, results, pairs, hidden
+            )
+        elif self.options.vmap_method in _options.whole_batch_methods:
+            axes = _sharding.unnamed(types_of_operands, results)
         site = self._site(
-            arguments, declared, len(operands), tuple(pairs), external, renumbered, has_side_effect
+            arguments,
+            declared,
+            len(operands),
+            tuple(pairs),
+            external,
+            renumbered,
+            has_side_effect,
+            axes,
         )
-        bound = _primitive.BoundCall(site, tuple(results), tuple(refs))
+        bound = _primitive.BoundCall(
+            site,
+            tuple(types_of_operands),
+            tuple(results),
+            result_tree,
+            tuple(refs),
+        )
 
         before = _errors.newest()
         try:
-            outs = _primitive.bind(bound, operands)
+            outs = _primitive.bind(bound, self._rules, operands)
             raised = None
             if _errors.newest() != before:
                 raised = _errors.raised_by(site.key, before)
@@ -270,6 +303,25 @@ class Function(Generic[P, R]):  # noqa: UP046 (P and R are used below)
         return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
     # ---- the user's view ---------------------------------------------------------------------
+
+    def defsharding(self, rule: str) -> None:
+        """Says along which axes a call may be split over devices, each of which calls with its parts.
+
+        Args:
+            rule: the names of the axes of each array argument and result, as Shardy's sharding rules have
+                them: `"i j, j -> i"`. Axes of one name are split alike. One is split where some argument
+                and each result has it; others are whole on each device. `...` before the names of an array
+                stands for more axes. Arrays stand in the order of the arguments (keywords by name), a
+                pytree's as `jax.tree.leaves` has them. The axes that vmap adds need no name.
+
+        Raises:
+            ShardingError: it is no such rule; calls raise it where it does not fit their arrays.
+        """
+        if self.options.elementwise:
+            raise ValueError(
+                f"{self.name}: elementwise=True already says how a call is split; drop defsharding"
+            )
+        self._rule = Rule(self.name, rule)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.

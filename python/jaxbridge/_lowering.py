@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core
+from . import _compat, _compat_partitioner, _core, _partitioning, _sharding
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """
     return [
         jax.export.DisabledSafetyCheck.custom_call(name)
-        for name in (_target, _target_capturable, *sorted(_own_targets))
+        for name in (_target, _target_capturable, _partitioning.target, *sorted(_own_targets))
     ]
 
 
@@ -65,13 +65,43 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'find it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module"
         )
-    if site.has_side_effect and (devices := _devices(site, ctx)) > 1:
+    devices = _compat.devices_of_whole_arrays(ctx)
+    if site.has_side_effect and devices > 1:
+        if _compat.in_shard_map(ctx):
+            raise NotImplementedError(
+                f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
+                f"shard_map: leave out axis_names="
+            )
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
     own = site.callee.ffi_target(site, ctx.avals_in, ctx.avals_out)
     if own is not None:
-        return _lower_to(own, ctx, operands, site)
-    site = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
+        outs = _lower_to(own, ctx, operands, site)
+        takes_parts = not own.hidden
+    else:
+        served = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
+        outs = _lower_to_ours(ctx, operands, served, is_export)
+        takes_parts = served.types is None
+    return _over_devices(ctx, outs, site, takes_parts) if devices > 1 else outs
+
+
+def _over_devices(ctx: Any, outs: Any, site: "CallSite", takes_parts: bool) -> Any:
+    """The results of a call on arrays over devices: on their parts, where what is called takes these."""
+    if not _compat_partitioner.has_shardy():
+        return outs
+    shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+    if (axes := _sharding.splittable(site, *shapes)) is None:
+        return outs
+    if takes_parts:
+        _partitioning.make_splittable(outs[0].owner, axes)
+    return [
+        _compat.on_explicit_axes(ctx, out, aval)
+        for out, aval in zip(outs, ctx.avals_out, strict=True)
+    ]
+
+
+def _lower_to_ours(ctx: Any, operands: Any, site: "CallSite", is_export: bool) -> Any:
+    """The call of the target that a key stands for."""
     hold = site.hold()
     # Graphs that XLA captures work on memory of the registration's, also after clear().
     if (not hold.is_durable or site.options.graph == "xla") and not is_export:
@@ -168,16 +198,6 @@ def lower_fence(ctx: Any, *operands: Any) -> Any:
         has_side_effect=True,
     )
     return rule(ctx, *operands)
-
-
-def _devices(site: "CallSite", ctx: Any) -> int:
-    try:
-        return _compat.devices_of_whole_arrays(ctx)
-    except NotImplementedError as error:
-        raise NotImplementedError(
-            f"{site.name}: a call with a side effect needs all axes of the mesh to be manual inside "
-            f"shard_map: leave out axis_names="
-        ) from error
 
 
 def _once(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _identity, _options, _primitive, _signature, _static_values
+from . import _compat, _identity, _options, _primitive, _rules, _signature, _static_values
 from ._call_site import CallSite, Stats
 from ._callee import Callee
 from ._function import Function
@@ -113,6 +113,7 @@ class NativeFunction(Function[..., Any]):
         results: Callable[..., Any],
         doc: str = "",
     ) -> None:
+        _rules.WithRules.__init__(self)
         self.callee = callee
         self.signatures = tuple(signatures)
         self._results = results

@@ -27,6 +27,8 @@ vmap_methods = (
     "broadcast_all",
     "batched",
 )
+# Those with which the function gets whole batches.
+whole_batch_methods = ("expand_dims", "broadcast_all", "batched")
 graph_modes = ("off", "replay", "verify", "xla")
 scratch_modes = (None, "xla")
 # Frameworks whose temporaries can come from XLA's memory.

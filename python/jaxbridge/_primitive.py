@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The primitive behind an external call, and all its rules."""
+"""The primitive behind an external call: one call, also under vmap, until it is lowered.
+
+Its derivatives are in `_derivatives`; the custom call that it becomes is in `_custom_call`.
+"""
 
 import dataclasses
 import functools
@@ -10,96 +13,104 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 
-from . import _compat, _lowering
+from . import _compat, _custom_call, _lowering, _rule_calls
 from ._call_site import CallSite
-from ._errors import BatchingError, DerivativeError
+from ._custom_call import Result, custom_call_p
+from ._errors import BatchingError
+from ._rules import Rules, no_rules
+from ._vmaps import Vmap, lengths, mapped
 
 if TYPE_CHECKING:
     from ._callee import Callee
 
-Result = tuple[tuple[int, ...], Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class BoundCall:
-    """A call with its result types: shape and dtype of each.
+    """A call with its types: of the operands (of Refs their values), and of the results.
 
-    `refs` are the operands that are `jax.Ref`s, each with the result that is stored in it (None: it is
-    read only).
+    Types are without the batch axes of `vmaps`, innermost first. `tree` is that of the declared results;
+    after them `results` has a hidden one for each Ref that a Python function gets. `refs` are the operands
+    that are `jax.Ref`s, each with the result that is stored in it (None: it is read only).
     """
 
     site: CallSite
+    operands: tuple[Result, ...]
     results: tuple[Result, ...]
-    refs: tuple[tuple[int, int | None], ...]
+    tree: Any
+    refs: tuple[tuple[int, int | None], ...] = ()
+    vmaps: tuple[Vmap, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.site.name
 
 
 call_p = Primitive("jaxbridge_call")
 call_p.multiple_results = True
-_compat.hold_weakly(CallSite)
+for _kind in (CallSite, BoundCall, Rules):
+    _compat.hold_weakly(_kind)
 
 
-def bind(bound: BoundCall, operands: Sequence[Any]) -> list[Any]:
+def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
     """Makes the call; returns the results that are not stored in Refs."""
-    if any(_compat.is_concrete_ref(operands[i]) for i, _ in bound.refs):
+    if any(_compat.is_concrete_ref(operands[i]) for i, _ in call.refs):
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
         with jax.disable_jit(False):
             if not any(isinstance(x, jax.core.Tracer) for x in operands):
                 _wait_on_cpu(operands)
-            return list(programs_of(bound.site.callee).of(bound)(*operands))
-    return _with_refs(bound, *operands)
+            return list(programs_of(call.site.callee).of(call)(*operands))
+    return _with_refs(call, rules, *operands)
 
 
-def _with_refs(bound: BoundCall, *operands: Any) -> list[Any]:
+def _with_refs(call: BoundCall, rules: Rules, *operands: Any) -> list[Any]:
     values = list(operands)
-    for i, _ in bound.refs:
+    for i, _ in call.refs:
         # Without the barrier XLA gives the function a copy where the program has updated a part of the
         # Ref before: reads for the update and for the call would be two uses of one value.
         values[i] = jax.lax.optimization_barrier(operands[i][...])
-    outs = _bind_values(bound, values)
-    stored = {result: i for i, result in bound.refs if result is not None}
+    outs = bind_values(call, rules, values)
+    stored = {result: i for i, result in call.refs if result is not None}
     for result, i in stored.items():
         operands[i][...] = outs[result]
     return [out for result, out in enumerate(outs) if result not in stored]
 
 
-def _bind_values(bound: BoundCall, values: Sequence[Any]) -> list[Any]:
-    if bound.site.options.vmap_method == "batched":
-        outs = _bind(
-            bound.site,
-            tuple(((1, *shape), dtype) for shape, dtype in bound.results),
-            [jnp.expand_dims(v, 0) for v in values],
-        )
-        return [jnp.squeeze(o, 0) for o in outs]
-    return _bind(bound.site, bound.results, values)
-
-
-def _bind(site: CallSite, results: Sequence[Result], operands: Sequence[Any]) -> list[Any]:
-    operands = _compat.union_manual_axes(operands)
+def bind_values(call: BoundCall, rules: Rules, values: Sequence[Any]) -> list[Any]:
+    """Makes the call with the values of Refs; returns all results."""
+    values = _compat.union_manual_axes(values)
     # A scope, so that profiles show the function's name.
-    with jax.named_scope(site.name):
-        return list(call_p.bind(*operands, site=site, results=tuple(results)))
+    with jax.named_scope(call.site.name):
+        return list(call_p.bind(*values, call=call, rules=rules))
 
 
-def _abstract_eval(
-    *operands: Any, site: CallSite, results: tuple[Result, ...]
-) -> tuple[list[Any], set[Any]]:
-    effects = {_compat.call_effect} if site.has_side_effect else set()
-    return [_compat.result_aval(shape, dtype, operands) for shape, dtype in results], effects
+def _abstract_eval(*operands: Any, call: BoundCall, rules: Rules) -> tuple[list[Any], set[Any]]:
+    batch = lengths(call.vmaps)
+    results = tuple(((*batch, *shape), dtype) for shape, dtype in call.results)
+    specs = None
+    if batch and _custom_call.is_on_explicit_axes(call.site, operands):
+        # Where the batch axes lie is what the calls that it becomes say.
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in operands]
+        outs = jax.eval_shape(_expanded(call, rules), *types)
+        specs = [_compat.explicit_spec(out) for out in outs]
+    return _custom_call.abstract_eval(*operands, site=call.site, results=results, specs=specs)
 
 
 call_p.def_effectful_abstract_eval(_abstract_eval)
 
 
-def _make_program(bound: BoundCall) -> Callable[..., Any]:
+def _make_program(call: BoundCall) -> Callable[..., Any]:
+    # Without rules: it is only run, and JAX keeps programs for longer than rules should live.
     def run(*operands: Any) -> list[Any]:
-        if bound.refs:
-            return _with_refs(bound, *operands)
-        return _bind(bound.site, bound.results, operands)
+        return (_with_refs if call.refs else _flat)(call, no_rules, *operands)
 
     return jax.jit(run)
+
+
+def _flat(call: BoundCall, rules: Rules, *values: Any) -> list[Any]:
+    return bind_values(call, rules, values)
 
 
 class Programs:
@@ -149,18 +160,20 @@ def _wait_on_cpu(operands: Sequence[Any]) -> None:
             _compat.wait_until_ready(x)
 
 
-def _impl(*operands: Any, site: CallSite, results: tuple[Result, ...]) -> list[Any]:
+def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
+    if call.vmaps and rules.vmap is not None:
+        return _expanded(call, rules)(*operands)
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         _wait_on_cpu(operands)
-        program = programs_of(site.callee).of(BoundCall(site, tuple(results), ()))
+        program = programs_of(call.site.callee).of(call)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return list(program(*operands))
         # Where JAX finds one in the results of a program, it runs the program's operations one by one
         # to tell which it was: it would come here again, for ever.
         with jax.debug_nans(False), jax.debug_infs(False):
             outs = list(program(*operands))
-        _check_numbers(outs, site.name)
+        _check_numbers(outs, call.name)
         return outs
 
 
@@ -177,140 +190,54 @@ def _check_numbers(outs: Sequence[Any], name: str) -> None:
 
 
 call_p.def_impl(_impl)
-mlir.register_lowering(call_p, _lowering.lower_call)
 
 
-# ---- derivatives ---------------------------------------------------------------------------------
+def _lower(ctx: Any, *operands: Any, call: BoundCall, rules: Rules) -> Any:
+    if not call.vmaps and call.site.options.vmap_method != "batched":
+        ctx = ctx.replace(primitive=custom_call_p)
+        return _lowering.lower_call(ctx, *operands, site=call.site, results=call.results)
+    return mlir.lower_fun(_expanded(call, rules), multiple_results=True)(ctx, *operands)
 
 
-def _jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    site: CallSite,
-    results: tuple[Result, ...],
-) -> tuple[list[Any], list[Any]]:
-    inexact = any(jnp.issubdtype(dtype, jnp.inexact) for _, dtype in results)
-    if inexact and any(type(t) is not ad.Zero for t in tangents):
-        raise DerivativeError(
-            f"{site.name}: this external function has no derivative rule; wrap it with jax.custom_jvp "
-            f"or jax.custom_vjp, or stop the gradient before it with jax.lax.stop_gradient"
-        )
-    outs = _bind(site, results, primals)
-    return outs, [ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outs]
-
-
-ad.primitive_jvps[call_p] = _jvp
+mlir.register_lowering(call_p, _lower)
 
 
 # ---- batching ------------------------------------------------------------------------------------
 
 
+def _expanded(call: BoundCall, rules: Rules) -> Callable[..., list[Any]]:
+    """What a call under vmap does."""
+    everything = range(len(call.operands))
+    if call.vmaps and rules.vmap is not None:
+        innermost, *outer = call.vmaps
+
+        def batched(*operands: Any) -> list[Any]:
+            return _rule_calls.run_vmap(call, rules, innermost, operands)
+
+        return mapped(batched, outer, everything)
+
+    def plain(*operands: Any) -> list[Any]:
+        return _custom_call.bind(call.site, call.results, operands)
+
+    return mapped(plain, call.vmaps, everything)
+
+
 def _batch(
-    operands: Sequence[Any],
-    dims: Sequence[Any],
-    *,
-    site: CallSite,
-    results: tuple[Result, ...],
+    operands: Sequence[Any], axes: Sequence[Any], *, call: BoundCall, rules: Rules
 ) -> tuple[list[Any], list[int]]:
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    mapped = [d is not None for d in dims]
-    front = [
-        jnp.moveaxis(x, d, 0) if m else x for x, d, m in zip(operands, dims, mapped, strict=True)
-    ]
-    method = site.options.vmap_method
-    if site.options.elementwise:
-        outs = _batch_elementwise(site, results, front, mapped, size)
-    elif method == "broadcast_all" or method == "expand_dims":
-        outs = _batch_expanded(site, results, front, mapped, size, method == "broadcast_all")
-    elif method == "batched":
-        outs = _batch_merged(site, results, front, mapped, size)
-    elif method in ("sequential", "sequential_unrolled"):
-        outs = _batch_sequential(site, results, front, mapped, method == "sequential_unrolled")
-    else:
+    if rules.vmap is None and not _custom_call.can_batch(call.site):
         raise BatchingError(
-            f"{site.name}: vmap needs to know how: give the Function vmap_method= ('sequential' calls "
+            f"{call.name}: vmap needs to know how: give the Function vmap_method= ('sequential' calls "
             f"it once for each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole "
-            f"batches), or elementwise=True"
+            f"batches), elementwise=True, or a rule with .defvmap(rule)"
         )
+    vmap = Vmap.of(operands, axes)
+    under = dataclasses.replace(call, vmaps=(*call.vmaps, vmap))
+    if rules.vmap is not None and any(isinstance(x, jax.core.Tracer) for x in operands):
+        # It runs when the call is lowered; what is wrong with it is an error here.
+        jax.make_jaxpr(_expanded(under, rules))(*operands)
+    outs = bind_values(under, rules, operands)
     return outs, [0] * len(outs)
-
-
-def _batched(results: Sequence[Result], size: int) -> tuple[Result, ...]:
-    return tuple(((size, *shape), dtype) for shape, dtype in results)
-
-
-def _broadcast(x: Any, size: int) -> Any:
-    return jnp.broadcast_to(x, (size, *x.shape))
-
-
-def _batch_expanded(
-    site: CallSite,
-    results: Sequence[Result],
-    operands: Sequence[Any],
-    mapped: Sequence[bool],
-    size: int,
-    broadcast_all: bool,
-) -> list[Any]:
-    updated = {operand for operand, _ in site.in_place}
-    full = [
-        x if m else _broadcast(x, size if broadcast_all or i in updated else 1)
-        for i, (x, m) in enumerate(zip(operands, mapped, strict=True))
-    ]
-    return _bind(site, _batched(results, size), full)
-
-
-def _batch_elementwise(
-    site: CallSite,
-    results: Sequence[Result],
-    operands: Sequence[Any],
-    mapped: Sequence[bool],
-    size: int,
-) -> list[Any]:
-    # NumPy aligns shapes at the end: a mapped operand of lower rank gets axes behind the batch axis.
-    rank = max([len(shape) for shape, _ in results], default=0)
-    updated = {operand for operand, _ in site.in_place}
-    aligned = []
-    for i, (x, m) in enumerate(zip(operands, mapped, strict=True)):
-        if m:
-            x = x.reshape((size, *(1,) * (rank - (x.ndim - 1)), *x.shape[1:]))
-        elif i in updated:
-            x = _broadcast(x, size)
-        aligned.append(x)
-    return _bind(site, _batched(results, size), aligned)
-
-
-def _batch_merged(
-    site: CallSite,
-    results: Sequence[Result],
-    operands: Sequence[Any],
-    mapped: Sequence[bool],
-    size: int,
-) -> list[Any]:
-    # Every operand has one batch axis already, of length n; the function sees one of size * n.
-    full = [x if m else _broadcast(x, size) for x, m in zip(operands, mapped, strict=True)]
-    merged = [x.reshape((x.shape[0] * x.shape[1], *x.shape[2:])) for x in full]
-    outs = _bind(
-        site, tuple(((size * shape[0], *shape[1:]), dtype) for shape, dtype in results), merged
-    )
-    return [o.reshape((size, *shape)) for o, (shape, _) in zip(outs, results, strict=True)]
-
-
-def _batch_sequential(
-    site: CallSite,
-    results: Sequence[Result],
-    operands: Sequence[Any],
-    mapped: Sequence[bool],
-    unroll: bool,
-) -> list[Any]:
-    def one(_: None, moving: list[Any]) -> tuple[None, list[Any]]:
-        rest = iter(moving)
-        values = [next(rest) if m else x for x, m in zip(operands, mapped, strict=True)]
-        return None, _bind(site, results, values)
-
-    moving = [x for x, m in zip(operands, mapped, strict=True) if m]
-    _, outs = jax.lax.scan(one, None, moving, unroll=unroll)
-    return list(outs)
 
 
 batching.primitive_batchers[call_p] = _batch

@@ -370,7 +370,8 @@ def test_F16_a_thousand_closures(collected):
 
 
 def test_F17_a_sharded_operand_of_a_host_call(mesh):
-    """The rule: a call outside shard_map sees the whole array, eagerly and under jit; in it, its shard."""
+    """The rule, eagerly and under jit: whole arrays where nothing is said, each device's part where the
+    function is elementwise or has a rule, and inside shard_map."""
     n = mesh.size
     sharding = jax.sharding.NamedSharding(mesh, P("i"))
     v = np.arange(n * 64 * 64, dtype=np.float32).reshape(n, 64, 64)
@@ -388,6 +389,12 @@ def test_F17_a_sharded_operand_of_a_host_call(mesh):
         np.testing.assert_array_equal(y, v * 2)
         assert set(shapes) == {(n, 64, 64)}
     assert y.sharding.is_equivalent_to(sharding, 3)
+    elementwise = jaxbridge.call(host, like, elementwise=True)
+    for program in (elementwise, jax.jit(elementwise)):
+        shapes.clear()
+        y = jax.block_until_ready(program(sharded))
+        assert shapes == [(1, 64, 64)] * n and y.sharding.is_equivalent_to(sharding, 3)
+        np.testing.assert_array_equal(y, v * 2)
     restored = jax.jit(lambda u: jax.lax.with_sharding_constraint(f(u), sharding))(sharded)
     jax.block_until_ready(restored)
     assert restored.sharding.is_equivalent_to(sharding, 3)

@@ -182,6 +182,10 @@ def test_G11_plain_handlers_without_types_or_state():
         (name, platform)
         for name in ("jaxbridge.call", "jaxbridge.call_capturable")
         for platform in ("cpu", "CUDA")
+    } | {
+        ("jaxbridge.fence", "CUDA"),
+        ("jaxbridge.check_external", "cpu"),
+        ("jaxbridge.check_external", "CUDA"),
     }
     assert all(type(h).__name__ == "PyCapsule" for _, _, h in handlers)  # not a dict of stages
     jaxbridge.call(lambda: 1.0, jax.ShapeDtypeStruct((), jnp.float32))()

@@ -370,7 +370,7 @@ def test_a_sum_that_is_yet_to_be_made_is_refused_inside_shard_map():
 
 def test_results_with_an_explicit_mesh():
     v = jnp.arange(8.0).reshape(4, 2)
-    f = jaxbridge.call(lambda a: a + 1, like, vmap_method="broadcast_all")
+    f = jaxbridge.call(lambda a: a + 1, like, elementwise=True)
 
     def add(r, a):
         r += a
@@ -384,15 +384,14 @@ def test_results_with_an_explicit_mesh():
         def program(a):
             b = f(a)
             seen.append(jax.typeof(b).sharding)
-            jaxbridge.call(add, ())(ref, a)
+            jaxbridge.call(add, (), elementwise=True)(ref, a)
             return b, a * b, jax.vmap(f)(a)
 
         for y, z, u in (jax.jit(program)(w), program(w)):
             np.testing.assert_array_equal(y, v + 1)
             np.testing.assert_array_equal(z, v * (v + 1))
             np.testing.assert_array_equal(u, v + 1)
-        # An external function sees whole arrays: what it returns is on every device.
-        assert [s.spec for s in seen] == [P(None, None)] * 2
+        assert [s.spec for s in seen] == [P("i", None)] * 2
         assert all(s.mesh.axis_names == ("i",) for s in seen)
         np.testing.assert_array_equal(ref[...], 3 * v)
 

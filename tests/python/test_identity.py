@@ -797,7 +797,7 @@ def test_references_that_lead_nowhere(reference, text):
 def site_of(f, *args, **kwargs):
     """The call site of a call, from its jaxpr."""
     jaxpr = jax.make_jaxpr(f)(*args, **kwargs)
-    sites = [e.params["site"] for e in jaxpr.eqns if "site" in e.params]
+    sites = [e.params["call"].site for e in jaxpr.eqns if "call" in e.params]
     assert len(sites) == 1, jaxpr
     return sites[0]
 

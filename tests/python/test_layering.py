@@ -207,8 +207,9 @@ def is_of(module: str, package: str) -> bool:
 
 
 def check_jax_internals(root: Path) -> Iterator[Violation]:
-    yield from _only_in(root, "jax._src", f"{PACKAGE}/_compat.py")
-    yield from _only_in(root, "jaxlib", f"{PACKAGE}/_compat.py", f"{PACKAGE}/_diagnostics.py")
+    compat = (f"{PACKAGE}/_compat.py", f"{PACKAGE}/_compat_partitioner.py")
+    yield from _only_in(root, "jax._src", *compat)
+    yield from _only_in(root, "jaxlib", *compat, f"{PACKAGE}/_diagnostics.py")
 
 
 def check_jax_ffi(root: Path) -> Iterator[Violation]:

@@ -240,7 +240,7 @@ def test_the_callee_can_drop_its_own_function(x, collected):
 def test_giving_up_and_registering_at_once(x, collected):
     """A target that one thread gives up, while another lowers the same call, is not lost."""
     f = jaxbridge.call(make()[0], like)
-    (site,) = [e.params["site"] for e in jax.make_jaxpr(f)(x).eqns if "site" in e.params]
+    (site,) = [e.params["call"].site for e in jax.make_jaxpr(f)(x).eqns if "call" in e.params]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     lost = []

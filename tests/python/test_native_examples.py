@@ -56,7 +56,7 @@ def by_one_line(tmp_path_factory):
     return directory / "libops.so"
 
 
-def test_project(by_one_line, tmp_path):
+def test_G08_a_documented_project_is_built_and_called(by_one_line, tmp_path):
     ops = jaxbridge.load(by_one_line)
     np.testing.assert_allclose(ops.filter(X, decay=0.5), expected(X, 0.5), rtol=1e-5)
     module = package(tmp_path, by_one_line)

@@ -1,0 +1,699 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on arrays that are spread over devices: who sees which part, and what XLA has to move for it."""
+
+import gc
+import re
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxbridge
+import processes
+from jaxbridge import _compat_partitioner, _core, _partitioning, errors
+
+P = PartitionSpec
+_collectives = re.compile(
+    r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def mesh_of(kind="Auto"):
+    """Eight devices, four by two."""
+    types = (getattr(AxisType, kind),) * 2
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=types, devices=jax.devices()[:8])
+
+
+@pytest.fixture
+def mesh():
+    return mesh_of()
+
+
+@pytest.fixture
+def explicit():
+    mesh = mesh_of("Explicit")
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+def put(x, *spec, mesh=None):
+    """An array on a mesh, one of `mesh_of`'s where none is given."""
+    return jax.device_put(x, NamedSharding(mesh or mesh_of(), P(*spec)))
+
+
+def collectives(program, *args):
+    """The kinds of collectives in the compiled program: what XLA moves between devices."""
+    return set(_collectives.findall(jax.jit(program).lower(*args).compile().as_text()))
+
+
+class Watched:
+    """A function that keeps the shapes it sees."""
+
+    def __init__(self, fn):
+        self.fn = fn
+        self.shapes = []
+
+    def __call__(self, *args, **kwargs):
+        self.shapes.append(tuple(np.shape(x) for x in jax.tree.leaves((args, kwargs))))
+        return self.fn(*args, **kwargs)
+
+    def during(self, program, *args):
+        """The result of a program, and the shapes, those of all devices, that were seen."""
+        self.shapes.clear()
+        out = jax.block_until_ready(program(*args))
+        jax.effects_barrier()
+        return out, sorted(self.shapes)
+
+
+def like(x, *rest):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def broadcast(*args):
+    shape = jnp.broadcast_shapes(*(x.shape for x in args))
+    return jax.ShapeDtypeStruct(shape, args[0].dtype)
+
+
+def row_sums(x, *rest):
+    return jax.ShapeDtypeStruct(x.shape[:-1], x.dtype)
+
+
+def check(f, watched, args, want, part, moves=()):
+    """Eagerly and in jit: the values, the shapes that each of the eight devices saw, and what XLA moves."""
+    for program in (f, jax.jit(f)):
+        out, shapes = watched.during(program, *args)
+        jax.tree.map(np.testing.assert_array_equal, out, want)
+        assert shapes == [part] * 8
+    assert collectives(f, *args) == set(moves)
+    return out
+
+
+X = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+# ---- elementwise ---------------------------------------------------------------------------------
+
+ELEMENTWISE = {
+    "rows": ([(X, ("a",)), (X, ("a",))], ((2, 8), (2, 8))),
+    "both axes": ([(X, ("a", "b")), (X, ("a", "b"))], ((2, 4), (2, 4))),
+    "two mesh axes on one": ([(X, (("a", "b"),)), (X, (("a", "b"),))], ((1, 8), (1, 8))),
+    "in the other order": ([(X, (("b", "a"),)), (X, (("b", "a"),))], ((1, 8), (1, 8))),
+    "the mesh turned": ([(X, ("b", "a")), (X, ("b", "a"))], ((4, 2), (4, 2))),
+    "one is whole": ([(X, ("a",)), (X, ())], ((2, 8), (2, 8))),
+    "the other is whole": ([(X, ()), (X, (None, "b"))], ((8, 4), (8, 4))),
+    "a row": ([(X, ("a", "b")), (X[0], ("b",))], ((2, 4), (4,))),
+    "a row that is whole": ([(X, ("a", "b")), (X[0], ())], ((2, 4), (4,))),
+    "a number": ([(X, ("a", "b")), (np.float32(3), ())], ((2, 4), ())),
+    "a column and a row": ([(X[:, :1], ("b",)), (X[:1], (None, "a"))], ((4, 1), (1, 2))),
+}
+
+
+@pytest.mark.parametrize("case", ELEMENTWISE)
+def test_elementwise_calls_are_made_on_parts(case):
+    operands, part = ELEMENTWISE[case]
+    watched = Watched(lambda x, y: x * y - y)
+    f = jaxbridge.call(watched, broadcast, elementwise=True)
+    args = [put(x, *spec) for x, spec in operands]
+    x, y = (x for x, _ in operands)
+    check(f, watched, args, x * y - y, part)
+
+
+def test_elementwise_results_lie_as_the_operands(mesh):
+    f = jaxbridge.call(np.sin, like, elementwise=True)
+    for spec in (P("a"), P("b", "a"), P(None, ("b", "a"))):
+        x = put(X, *spec)
+        for y in (f(x), jax.jit(f)(x)):
+            assert y.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+
+
+def test_operands_that_lie_across_each_other_are_moved():
+    watched = Watched(lambda x, y: x * y)
+    f = jaxbridge.call(watched, broadcast, elementwise=True)
+    args = put(X, "a", "b"), put(X, "b", "a")
+    for program in (f, jax.jit(f)):
+        np.testing.assert_array_equal(program(*args), X * X)
+
+
+def test_a_chain_of_calls_moves_nothing():
+    f = jaxbridge.call(lambda x: x + 1, like, elementwise=True)
+    g = jaxbridge.call(lambda x, y: x * y, like, elementwise=True)
+
+    def program(x, y):
+        def body(_, c):
+            return g(f(c), y) - 1
+
+        return jax.lax.fori_loop(0, 3, body, x), g(x * 2, f(y))
+
+    x, y = put(X, "a", "b"), put(X / 64, "a", "b")
+    assert collectives(program, x, y) == set()
+    got = jax.jit(program)(x, y)
+    want = X
+    for _ in range(3):
+        want = (want + 1) * (X / 64) - 1
+    np.testing.assert_allclose(got[0], want, rtol=1e-6)
+    np.testing.assert_allclose(got[1], X * 2 * (X / 64 + 1), rtol=1e-6)
+
+
+def test_a_ufunc_is_called_on_parts():
+    f = jaxbridge.from_ufunc(np.hypot)
+    x = put(X, "a", "b")
+    assert collectives(f, x, x) == set()
+    np.testing.assert_allclose(f(x, x), np.hypot(X, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "bfloat16", "complex64"])
+def test_parts_of_every_kind_of_dtype(dtype):
+    watched = Watched(lambda x: x)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    x = np.asarray(jnp.asarray(X % 3).astype(dtype))
+    check(f, watched, [put(x, "a")], x, ((2, 8),))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("dtype", ["int64", "float64", "complex128"])
+def test_parts_of_64_bits(dtype):
+    watched = Watched(lambda x: x)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    check(f, watched, [put(X.astype(dtype), "a")], X.astype(dtype), ((2, 8),))
+
+
+def test_a_result_that_is_wanted_whole_is_made_of_parts(mesh):
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    program = jax.jit(f, out_shardings=NamedSharding(mesh, P()))
+    y, shapes = watched.during(program, put(X, "a"))
+    np.testing.assert_array_equal(y, X + 1)
+    assert y.sharding.is_fully_replicated
+    assert shapes in ([((2, 8),)] * 8, [((8, 8),)] * 8)
+
+
+def test_an_exception_on_every_part():
+    def fail(x):
+        raise ZeroDivisionError("part")
+
+    f = jaxbridge.call(fail, like, elementwise=True)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ZeroDivisionError: part"):
+        jax.block_until_ready(f(put(X, "a")))
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+RULES = {
+    # rule, spec of the operand, the part, what is moved for it
+    "rows": ("i j -> i, i j", ("a",), (2, 8), ()),
+    "columns are whole": ("i j -> i, i j", ("a", "b"), (2, 8), {"all-gather"}),
+    "all is whole": ("i j -> k, k j", ("a",), (8, 8), {"all-gather"}),
+    "leading axes": ("... j -> ..., ... j", ("a",), (2, 8), ()),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_rule(case):
+    rule, spec, part, moves = RULES[case]
+    watched = Watched(lambda x: (x.sum(-1), x + 1))
+    f = jaxbridge.call(watched, lambda x: (row_sums(x), like(x)))
+    f.defsharding(rule)
+    check(f, watched, [put(X, *spec)], (X.sum(-1), X + 1), (part,), moves)
+
+
+def test_without_a_rule_arrays_are_whole():
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like)
+    check(f, watched, [put(X, "a")], X + 1, ((8, 8),), {"all-gather"})
+
+
+def test_results_of_other_ranks_and_arguments_by_keyword():
+    watched = Watched(lambda m, *, v, w: (m @ v + w, np.outer(m @ v, v)))
+    f = jaxbridge.call(
+        watched,
+        lambda m, *, v, w: (row_sums(m), jax.ShapeDtypeStruct((m.shape[0], v.shape[0]), m.dtype)),
+    )
+    f.defsharding("i k, k, i -> i, i j")
+    g = lambda m, v, w: f(m, w=w, v=v)
+    v, w = X[0] / 8, X[:, 0]
+    args = put(X, "a"), put(v), put(w, "a")
+    for program in (g, jax.jit(g)):
+        (y, z), shapes = watched.during(program, *args)
+        np.testing.assert_allclose(y, X @ v + w, rtol=1e-6)
+        np.testing.assert_allclose(z, np.outer(X @ v, v), rtol=1e-6)
+        assert shapes == [((2, 8), (8,), (2,))] * 8
+    assert collectives(g, *args) == set()
+
+
+def test_a_tree_and_a_static_argument():
+    watched = Watched(lambda tree, n: {"y": tree["a"] * n + tree["b"]})
+    f = jaxbridge.call(watched, lambda tree, n: {"y": like(tree["a"])})
+    f.defsharding("i j, j -> i j")
+    g = lambda a, b: f({"b": b, "a": a}, 3)
+    y = jax.jit(g)(put(X, "a", "b"), put(X[0], "b"))
+    np.testing.assert_array_equal(y["y"], X * 3 + X[0])
+    assert collectives(g, put(X, "a", "b"), put(X[0], "b")) == set()
+
+
+def test_a_rule_that_is_given_later_counts_for_later_programs():
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like)
+    x = put(X, "a")
+    assert watched.during(f, x)[1] == [((8, 8),)] * 8
+    f.defsharding("i j -> i j")
+    assert watched.during(f, x)[1] == [((2, 8),)] * 8
+
+
+def test_equal_functions_with_other_rules_are_other_calls():
+    def add(x):
+        return x + 1
+
+    shapes = []
+    made = []
+    for rule in ("i j -> i k", "k j -> i j", "i j -> i j"):
+        f = jaxbridge.call(add, like)
+        f.defsharding(rule)
+        made.append(f)
+    x = put(X, "a", "b")
+    for f in made:
+        text = jax.jit(f).lower(x).compile().as_text()
+        shapes.append(re.search(r"f32(\[.*?\])\S* custom-call", text)[1])
+    assert shapes == ["[2,8]", "[8,4]", "[2,4]"]
+
+
+MISFITS = {
+    "no arrow": ("i j", ["expected one '->'"]),
+    "two arrows": ("i -> i -> i", ["expected one '->'"]),
+    "a product": ("(i j) k, k -> i", ["'(i'", "products"]),
+    "a number": ("1 j, j -> j", ["'1'", "where a name"]),
+    "dots inside": ("i ..., i -> i", ["'...'", "before all"]),
+    "twice": ("i i, i -> i", ["'i' stands twice"]),
+    "too few operands": ("i j -> i", ["1 operands", "has 2", "argument 0, argument y"]),
+    "too many results": ("i j, j -> i, j", ["2 results", "has 1 (result)"]),
+    "an axis too few": ("i, j -> i", ["1 axes for argument 0", "(8, 8)"]),
+    "an axis too many": ("i j, i j -> i", ["2 axes for argument y", "(8,)"]),
+    "too many with dots": ("... i j k, j -> i", ["3 axes for argument 0"]),
+    "other dots": ("... i, ... j -> i", ["'...' has 1 axes in argument 0, and 0 in argument y"]),
+    "another length": ("i j, j -> k", []),
+    "another length in a result": ("i j, j -> j", []),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_rule_that_does_not_fit(case):
+    rule, parts = MISFITS[case]
+
+    def named_so(x, *, y):
+        return x.sum(-1)
+
+    def trace():
+        f = jaxbridge.call(named_so, lambda x, *, y: row_sums(x))
+        f.defsharding(rule)
+        jax.eval_shape(lambda x, y: f(x, y=y), jnp.zeros((8, 8)), jnp.zeros(8))
+
+    if not parts:
+        trace()
+        return
+    with pytest.raises(errors.ShardingError) as raised:
+        trace()
+    message = str(raised.value)
+    assert "named_so: " in message and repr(rule) in message
+    for part in parts:
+        assert part in message
+
+
+def test_one_name_for_two_lengths():
+    f = jaxbridge.call(lambda x, y: x, like)
+    f.defsharding("i j, j -> i j")
+    with pytest.raises(
+        errors.ShardingError, match="'j' has 8 elements in argument 0, and 4 in argument 1"
+    ):
+        jax.jit(f)(X, X[0, :4])
+    f(X, X[0, :1])  # broadcast
+
+
+def test_a_rule_is_a_string_and_not_for_elementwise():
+    with pytest.raises(TypeError, match=r"sharding rule is \('i',\); expected a string"):
+        jaxbridge.call(lambda x: x, like).defsharding(("i",))
+    with pytest.raises(ValueError, match="elementwise=True already says"):
+        jaxbridge.call(lambda x: x, like, elementwise=True).defsharding("i -> i")
+
+
+# ---- vmap ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["broadcast_all", "expand_dims", "batched"])
+def test_batch_axes_are_split_without_a_rule(method):
+    watched = Watched(lambda x, y: (x * y[:, None]).sum(-1))
+    f = jax.vmap(jaxbridge.call(watched, row_sums, vmap_method=method), (0, None))
+    batch = np.stack([X, X + 1, X + 2, X + 3])
+    check(f, watched, [put(batch, "a"), put(X[0])], (batch * X[0]).sum(-1), ((1, 8, 8), (1, 8)))
+
+
+@pytest.mark.parametrize("method", ["broadcast_all", "expand_dims"])
+def test_batch_axes_and_a_rule(method):
+    watched = Watched(lambda x: x.sum(-1))
+    g = jaxbridge.call(watched, row_sums, vmap_method=method)
+    g.defsharding("i j -> i")
+    f = jax.vmap(jax.vmap(g, 1), 2, 1)
+    batch = np.arange(4 * 8 * 4 * 2, dtype=np.float32).reshape(4, 8, 4, 2)
+    x = put(batch, "a", None, "b")
+    # The outer batch axis, and one of the rule.
+    check(f, watched, [x], batch.transpose(1, 2, 0, 3).sum(-1), ((2, 8, 1, 2),))
+
+
+def test_a_batched_function_without_vmap_keeps_its_rule():
+    watched = Watched(lambda x: x.sum(-1))
+    f = jaxbridge.call(watched, row_sums, vmap_method="batched")
+    f.defsharding("i j -> i")
+    check(f, watched, [put(X, "a")], X.sum(-1), ((1, 2, 8),))
+
+
+def test_an_elementwise_function_of_a_batch():
+    watched = Watched(lambda x, y: x * y)
+    f = jax.vmap(jaxbridge.call(watched, broadcast, elementwise=True), (0, 1))
+    check(f, watched, [put(X, "a"), put(X, None, "a")], X * X.T, ((2, 8), (2, 8)))
+
+
+# ---- in place ------------------------------------------------------------------------------------
+
+
+def test_an_argument_in_place():
+    def add(x, y):
+        x += y
+
+    watched = Watched(add)
+    f = jaxbridge.call(watched, like, inout={0: 0})
+    f.defsharding("i j, j -> i j")
+    check(f, watched, [put(X, "a", "b"), put(X[0], "b")], X + X[0], ((2, 4), (4,)))
+
+
+def test_an_argument_in_place_has_the_axes_of_its_result():
+    f = jaxbridge.call(lambda x: None, like, inout={0: 0})
+    f.defsharding("i j -> j i")
+    with pytest.raises(errors.ShardingError, match="argument 0 is updated in place"):
+        jax.jit(f)(X)
+
+
+def test_a_donated_argument_keeps_its_memory():
+    seen = []
+
+    def add(x):
+        seen.append(x.ctypes.data)
+        x += 1
+
+    f = jaxbridge.call(add, like, inout={0: 0}, elementwise=True)
+    x = put(X, "a", "b")
+    before = sorted(s.data.unsafe_buffer_pointer() for s in x.addressable_shards)
+    y = jax.block_until_ready(jax.jit(f, donate_argnums=0)(x))
+    after = sorted(s.data.unsafe_buffer_pointer() for s in y.addressable_shards)
+    np.testing.assert_array_equal(y, X + 1)
+    assert before == after == sorted(seen)
+
+
+@pytest.mark.parametrize("rule", [None, "i j, j -> "])
+def test_a_ref_is_updated_in_parts(rule):
+    def add(r, y):
+        r += y
+
+    watched = Watched(add)
+    f = jaxbridge.call(watched, (), elementwise=rule is None)
+    if rule is not None:
+        f.defsharding(rule)
+    ref = jax.new_ref(put(X, "a", "b"))
+    y = put(X[0], "b")
+
+    def program(ref, y):
+        f(ref, y)
+        jax.lax.fori_loop(0, 2, lambda i, c: (f(ref, y), c)[1], 0)
+
+    for run in (f, jax.jit(program)):
+        _, shapes = watched.during(run, ref, y)
+        assert set(shapes) == {((2, 4), (4,))}
+    np.testing.assert_array_equal(ref[...], X + 4 * X[0])
+    assert collectives(program, ref, y) == set()
+
+
+# ---- explicit axes -------------------------------------------------------------------------------
+
+
+def test_explicit_operands_that_do_not_go_together_are_refused(explicit):
+    f = jaxbridge.call(lambda x, y: x + y, like, name="adder")
+    f.defsharding("i j, i j -> i j")
+    with pytest.raises(
+        errors.ShardingError,
+        match="adder: axis 0 of argument 0 is sharded over 'a', and axis 0 of argument 1, which goes "
+        "with it, over 'b'",
+    ):
+        jax.jit(f)(put(X, "a", mesh=explicit), put(X, "b", mesh=explicit))
+    with pytest.raises(
+        errors.ShardingError,
+        match="axis 0 of argument 0 and axis 1 of argument 1 are both sharded over 'a'",
+    ):
+        jax.jit(f)(put(X, "a", mesh=explicit), put(X, None, "a", mesh=explicit))
+
+
+def test_an_explicit_operand_and_one_that_is_whole(explicit):
+    watched = Watched(lambda x, y: x + y)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    args = put(X, ("a", "b"), mesh=explicit), put(X, mesh=explicit)
+    out = check(f, watched, args, X + X, ((1, 8), (1, 8)))
+    assert jax.typeof(out).sharding.spec == P(("a", "b"), None)
+
+
+def test_a_loop_over_an_explicit_carry(explicit):
+    f = jaxbridge.call(lambda x: x + 1, like, elementwise=True)
+
+    def program(x):
+        return jax.lax.scan(lambda c, _: (f(c), None), x, length=3)[0]
+
+    x = put(X, "a", mesh=explicit)
+    np.testing.assert_array_equal(jax.jit(program)(x), X + 3)
+    assert collectives(program, x) == set()
+
+
+def test_vmap_over_an_explicit_axis(explicit):
+    watched = Watched(lambda x: x.sum(-1))
+    f = jax.vmap(jaxbridge.call(watched, row_sums, vmap_method="broadcast_all"))
+    out = check(f, watched, [put(X, "a", mesh=explicit)], X.sum(-1), ((2, 8),))
+    assert jax.typeof(out).sharding.spec == P("a")
+
+
+def test_derivatives_on_explicit_axes(explicit):
+    sine = jaxbridge.call(np.sin, like, elementwise=True)
+    cosine = jaxbridge.call(np.cos, like, elementwise=True)
+
+    @jax.custom_jvp
+    def sin(x):
+        return sine(x)
+
+    @sin.defjvp
+    def _(primals, tangents):
+        return sin(*primals), cosine(*primals) * tangents[0]
+
+    x = put(X, "a", "b", mesh=explicit)
+    g = jax.jit(jax.grad(lambda x: (sin(x) ** 2).sum()))(x)
+    np.testing.assert_allclose(g, 2 * np.sin(X) * np.cos(X), rtol=1e-5, atol=1e-6)
+    assert jax.typeof(g).sharding.spec == P("a", "b")
+
+
+def test_a_mesh_with_axes_of_both_kinds():
+    mesh = jax.make_mesh(
+        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit, AxisType.Auto), devices=jax.devices()[:8]
+    )
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    with jax.set_mesh(mesh):
+        x = put(X, "a", "b", mesh=mesh)
+        out = check(f, watched, [x], X + 1, ((2, 4),))
+        assert jax.typeof(out).sharding.spec == P("a", None)
+
+
+# ---- shard_map -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_shard_map_over_some_of_the_axes(kind):
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        g = jax.jit(jax.shard_map(f, in_specs=P("b"), out_specs=P("b"), axis_names={"b"}))
+        x = put(X, ("b", "a"), mesh=mesh) if kind == "Auto" else put(X, "b", "a", mesh=mesh)
+        y, shapes = watched.during(g, x)
+        np.testing.assert_array_equal(y, X + 1)
+        assert shapes == [((1, 8),) if kind == "Auto" else ((4, 2),)] * 8
+        # JAX itself gathers there on some versions (0.10, 0.11).
+        native = jax.shard_map(jnp.sin, in_specs=P("b"), out_specs=P("b"), axis_names={"b"})
+        assert collectives(g, x) == collectives(native, x)
+
+
+def test_shard_map_over_all_axes_needs_no_rule(mesh):
+    watched = Watched(lambda x, y: (x.sum(0), x * y))
+    f = jaxbridge.call(watched, lambda x, y: (y, x))
+    g = jax.shard_map(
+        f, mesh=mesh, in_specs=(P("a", "b"), P("b")), out_specs=(P(("a", "b")), P("a", "b"))
+    )
+    (sums, y), shapes = watched.during(jax.jit(g), put(X, "a", "b"), put(X[0], "b"))
+    np.testing.assert_array_equal(y, X * X[0])
+    assert sums.shape == (32,)
+    assert shapes == [((2, 4), (4,))] * 8
+    assert collectives(g, put(X, "a", "b"), put(X[0], "b")) == set()
+
+
+# ---- the older partitioner -----------------------------------------------------------------------
+
+
+def test_without_shardy_arrays_are_gathered():
+    if not hasattr(jax.config, "jax_use_shardy_partitioner"):
+        pytest.skip("this JAX has one partitioner only")
+    before = jax.config.jax_use_shardy_partitioner
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    jax.config.update("jax_use_shardy_partitioner", False)
+    jax.clear_caches()
+    try:
+        y, shapes = watched.during(jax.jit(f), put(X, "a"))
+        np.testing.assert_array_equal(y, X + 1)
+        assert shapes == [((8, 8),)] * 8
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+        jax.clear_caches()
+
+
+# ---- programs of other processes -----------------------------------------------------------------
+
+# A program over four devices: it exports, or runs what another has exported or compiled.
+OTHER = """
+    import sys, pathlib
+    import jax, jax.export, jax.numpy as jnp, numpy as np
+    import jaxbridge, split_functions
+    from jax.sharding import PartitionSpec as P, NamedSharding, AxisType
+
+    what, where = sys.argv[1], pathlib.Path(sys.argv[2])
+    mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+    x = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), NamedSharding(mesh, P("a")))
+    program = jax.jit(split_functions.program)
+    if what == "text":
+        print(program.lower(x).as_text())
+    elif what == "cache":
+        jax.config.update("jax_compilation_cache_dir", str(where))
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        y = program(x)
+    elif what == "export":
+        exported = jax.export.export(program, disabled_checks=jaxbridge.export_checks())(x)
+        where.write_bytes(exported.serialize())
+        y = program(x)
+    else:
+        exported = jax.export.deserialize(where.read_bytes())
+        y = jax.jit(exported.call)(x)
+    if what != "text":
+        np.testing.assert_array_equal(y, np.asarray(x) * 2 + 1)
+        print(sorted(split_functions.shapes))
+"""
+FUNCTIONS = """
+    import jaxbridge
+
+    shapes = []
+
+    def work(x):
+        shapes.append(x.shape)
+        return x * 2
+
+    double = jaxbridge.call(work, lambda x: x, elementwise=True)
+
+    def program(x):
+        return double(x) + 1
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Runs OTHER with a word in a process of its own."""
+    import textwrap
+
+    (tmp_path / "split_functions.py").write_text(textwrap.dedent(FUNCTIONS))
+
+    def run(word, **options):
+        done = processes.run(OTHER, word, tmp_path / word[:6], devices=4, path=tmp_path, **options)
+        return done.stdout.strip()
+
+    return run
+
+
+def test_a_split_call_is_the_same_text_in_every_process(other):
+    texts = {other("text", env={"PYTHONHASHSEED": str(i)}) for i in range(2)}
+    assert len(texts) == 1
+    assert _partitioning.target in texts.pop()
+
+
+def test_an_exported_program_is_split(other, tmp_path):
+    pytest.importorskip("flatbuffers", reason="needs flatbuffers, with which JAX serializes")
+    assert other("export") == str([(2, 4)] * 4)
+    (tmp_path / "export").rename(tmp_path / "import")
+    assert other("import") == str([(2, 4)] * 4)
+
+
+# ---- lifetime ------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_split_call_is_left(collected):
+    collected()
+    before = _core.registry_size()
+    x = put(X, "a")
+    refs = []
+
+    def once(i):
+        big = np.zeros(1000, np.float32)
+
+        def add(v):
+            return v + big[0]
+
+        f = jaxbridge.call(add, like, elementwise=True)
+        refs.append(weakref.ref(add))
+        jax.block_until_ready(jax.jit(f)(x))
+        jax.block_until_ready(f(x))
+
+    for i in range(5):
+        once(i)
+    collected()
+    assert [r() for r in refs] == [None] * 5
+    assert _core.registry_size() == before
+
+
+def test_a_function_lives_as_long_as_a_program_with_parts_of_it():
+    f = jaxbridge.call(lambda v: v + len(f_alive), like, elementwise=True)
+    f_alive = [1]
+    x = put(X, "a")
+    program = jax.jit(f).lower(x).compile()
+    del f
+    gc.collect()
+    np.testing.assert_array_equal(program(x), X + 1)
+
+
+# ---- what XLA is told ----------------------------------------------------------------------------
+
+
+def tiles(*shape):
+    return np.arange(np.prod(shape)).reshape(shape)
+
+
+def test_what_does_not_divide_stays_whole():
+    mesh = _partitioning._Mesh.of(["i", "j"], (10, 8), tiles(4, 2, 1))
+    assert mesh.parts == {"j": 2}
+    np.testing.assert_array_equal(mesh.devices, [[0, 2, 4, 6], [1, 3, 5, 7]])
+    assert _partitioning._Mesh.of(["i", None], (10, 8), tiles(4, 2, 1)).parts == {}
+
+
+def test_other_arrays_lie_on_the_same_devices():
+    mesh = _partitioning._Mesh.of(["i", "j"], (8, 8), tiles(4, 2, 1))
+    np.testing.assert_array_equal(mesh.tiles_of(["j", "i"])[..., 0], tiles(4, 2).T)
+    np.testing.assert_array_equal(mesh.tiles_of(["j"]), tiles(4, 2).T)
+    np.testing.assert_array_equal(mesh.tiles_of([]), tiles(8))
+    assert mesh.tiles_of([None, "i", "k"]).shape == (1, 4, 1, 2)
+
+
+def test_a_sharding_there_and_back():
+    for of in (tiles(4, 2, 1), tiles(4, 1, 2), tiles(2, 4).T.reshape(4, 2, 1)):
+        again = _compat_partitioner._tiles(_compat_partitioner._hlo_sharding(of), of.ndim - 1)
+        np.testing.assert_array_equal(again, of)
+    assert _compat_partitioner._tiles(_compat_partitioner._hlo_sharding(None), 2) is None
