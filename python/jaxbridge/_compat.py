@@ -220,9 +220,21 @@ def ref_value_aval(x: Any) -> Any:
     return jax.typeof(x).inner_aval
 
 
-def is_typed_number(x: Any) -> bool:
-    """Whether `x` is JAX's form of a Python number inside a transformation (0.9 and later)."""
-    return isinstance(x, (int, float, complex)) and hasattr(x, "dtype")
+def is_typed_literal(x: Any) -> bool:
+    """Whether `x` is JAX's form of a Python number, or of a NumPy array, inside a transformation."""
+    number = isinstance(x, (int, float, complex)) and hasattr(x, "dtype")
+    return number or isinstance(x, _typed_arrays)
+
+
+def _typed_array_types() -> tuple[Any, ...]:
+    try:
+        from jax._src.literals import TypedNdArray  # no jax.Array (0.8.0 and later)
+    except ImportError:
+        return ()
+    return (TypedNdArray,)
+
+
+_typed_arrays = _typed_array_types()
 
 
 def is_key_array(x: Any) -> bool:

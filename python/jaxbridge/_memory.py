@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from . import _compat, _core, _imports, _views
 from ._sharded import Sharded
@@ -56,8 +55,8 @@ class Memory:
         check_apart([p.view for p in self.parts], what)
         self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
         self._what = what
-        # For each framework that has it: how often.
-        self._lent: list[str] = []
+        # By the borrow that has it: to which framework.
+        self._lent: dict[object, str] = {}
         self._released = False
         self._lock = threading.Lock()
 
@@ -66,6 +65,13 @@ class Memory:
             f"this {self._what} is in memory of its owner's, and cannot be copied or pickled: take what is "
             f"in it, {self._what}[...]"
         )
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """Of each part that is not empty, from where to where it is."""
+        return [
+            (p.view.pointer, p.view.pointer + p.view.nbytes) for p in self.parts if p.view.nbytes
+        ]
 
     def usable(self) -> jax.Array:
         """The array of JAX in it.
@@ -76,9 +82,9 @@ class Memory:
         if self._released:
             raise RuntimeError(f"this {self._what} was released: its memory is its owner's alone")
         if self._lent:
+            others = ", ".join(sorted(set(self._lent.values())))
             raise RuntimeError(
-                f"this {self._what} is lent to {', '.join(sorted(set(self._lent)))}: JAX has it again at "
-                f"the end of the borrow"
+                f"this {self._what} is lent to {others}: JAX has it again at the end of the borrow"
             )
         return self.array
 
@@ -105,19 +111,19 @@ class Memory:
 
     # ---- lent to others ----
 
-    def lend(self, to: str) -> None:
-        """Nobody in JAX may use the memory from now on."""
+    def lend(self, borrow: object, to: str) -> None:
+        """Nobody in JAX may use the memory from now on. `to`: whose it is, for messages."""
         with self._lock:
             if not self._lent:
                 self.usable()
                 self._check_place()
-            self._lent.append(to)
+            self._lent[borrow] = to
 
-    def take_back(self, to: str, streams: Sequence[int | None]) -> None:
-        """The end of lend().
+    def take_back(self, borrow: object, streams: Sequence[int | None]) -> None:
+        """The end of lend(), where that has begun; after an error the memory is still lent.
 
         Args:
-            to: as it was said there.
+            borrow: as it was given there.
             streams: for each part, on which its content is written; None: it is there.
         """
         with self._lock:
@@ -127,7 +133,7 @@ class Memory:
                     _core.stream_order(stream, ready, part.view.ordinal)
             if len(self._lent) == 1 and any(stream is not None for stream in streams):
                 self._import_again()
-            self._lent.remove(to)
+            self._lent.pop(borrow, None)
 
     def _import_again(self) -> None:
         # What is imported anew is ordered after the stream that it is imported with.
@@ -231,18 +237,6 @@ def check_apart(views: Sequence[_core.View], what: str) -> None:
                 f"{what}: two of the arrays are in the same memory: {_imports.described(a)} at "
                 f"{a.pointer:#x}, and {_imports.described(b)} at {b.pointer:#x}; give each memory once"
             )
-
-
-def views_under(x: Any) -> list[Any]:
-    """What tells the memory of others that an argument of a program is in, where that is known."""
-    if isinstance(x, np.ndarray):
-        # On the CPU JAX uses it where it is, if it is aligned.
-        return [x]
-    if (use := _imports.import_of(x)) is not None:
-        return [] if (still := use()) is None else [still.view]
-    if type(x) is jax.ref.Ref and _compat.is_external_ref(x):
-        return [p.view for p in _compat.ref_storage(x).memory.parts]
-    return []
 
 
 @functools.cache

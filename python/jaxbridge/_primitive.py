@@ -169,6 +169,7 @@ def _wait_on_cpu(operands: Sequence[Any]) -> None:
 def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
     if call.vmaps and rules.vmap is not None:
         return _expanded(call, rules)(*operands)
+    call = dataclasses.replace(call, refs=())  # these are values
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         _wait_on_cpu(operands)

@@ -106,8 +106,7 @@ class borrow:  # noqa: N801 (used as a function)
         self._given = None if stream is None else _views.stream_handle(stream)
         self._streams: list[int | None] | None = None
         # Stream objects, which have to live as long as their handles are used.
-        self._kept: list[Any] = []
-        self._given_object = stream
+        self._kept: list[Any] = [stream]
 
     def acquire(self) -> Any:
         """Begins it, as `with` does."""
@@ -132,9 +131,9 @@ class borrow:  # noqa: N801 (used as a function)
                         f"{ndim}; give its owner's array another shape before jaxbridge.ref"
                     )
                 adapter.check_dtype(part.view.dtype, platform)
-        memory.lend(self._framework)
         streams: list[int | None] = []
         try:
+            memory.lend(self, self._framework)
             arrays = []
             for part, shard in zip(memory.parts, memory.shards(), strict=True):
                 stream = None
@@ -151,11 +150,12 @@ class borrow:  # noqa: N801 (used as a function)
                     v.pointer, v.shape, v.dtype, platform, v.ordinal, None, stream, False, v
                 )
                 arrays.append(lent if adapter is None else adapter.array_of(lent))
+            self._streams = streams
+            return arrays[0] if len(arrays) == 1 else tuple(arrays)
         except BaseException:
-            memory.take_back(self._framework, [None] * len(memory.parts))
+            self._streams = None
+            memory.take_back(self, [None] * len(memory.parts))
             raise
-        self._streams = streams
-        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def _stream_on(self, ordinal: int) -> int:
         if self._given is not None:
@@ -167,12 +167,16 @@ class borrow:  # noqa: N801 (used as a function)
         return handle
 
     def release(self) -> None:
-        """Ends it, as the end of `with` does."""
+        """Ends it, as the end of `with` does. After an error it goes on, and can be ended again."""
         if self._streams is None:
             raise RuntimeError("borrow: it has not begun, or has ended")
         streams, self._streams = self._streams, None
-        self._memory.take_back(self._framework, streams)
-        self._kept.clear()
+        try:
+            self._memory.take_back(self, streams)
+        except BaseException:
+            self._streams = streams
+            raise
+        del self._kept[1:]
 
     def __enter__(self) -> Any:
         return self.acquire()

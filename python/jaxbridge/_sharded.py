@@ -45,23 +45,31 @@ def sharded(parts: Iterable[Any], shape: int | Sequence[int], sharding: Sharding
         sharding: how it lies on the devices.
 
     Raises:
-        TypeError: `sharding` is no sharding.
         ValueError: there are more or fewer parts than devices, or the shape cannot be sharded so.
+        TypeError: no sequence of parts, no shape of whole numbers, or no sharding.
     """
     if not isinstance(sharding, Sharding):
         raise TypeError(
             f"sharded: sharding={sharding!r}: expected a jax.sharding.Sharding, as "
             f"NamedSharding(mesh, PartitionSpec(...))"
         )
-    parts = tuple(parts)
-    extents = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    try:
+        # Whole numbers: JAX keeps what it finds for a shape, and finds it again for an equal one.
+        extents = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        given = tuple(parts)
+    except TypeError as error:
+        raise TypeError(
+            f"sharded: expected a sequence of parts, and a shape of whole numbers: {error}"
+        ) from None
+    if any(n < 0 for n in extents):
+        raise ValueError(f"sharded: shape={extents} is not that of an array")
     devices = _devices(sharding, extents)
-    if len(parts) != len(devices):
+    if len(given) != len(devices):
         raise ValueError(
-            f"sharded: {len(parts)} parts for {len(devices)} devices of this process; give one for each, "
+            f"sharded: {len(given)} parts for {len(devices)} devices of this process; give one for each, "
             f"in the order {devices}"
         )
-    return Sharded(parts, extents, sharding)
+    return Sharded(given, extents, sharding)
 
 
 def _devices(sharding: Sharding, shape: tuple[int, ...]) -> list[jax.Device]:

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbridge
 from jaxbridge import _compat, _core
+from processes import run
 
 P = PartitionSpec
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -820,3 +821,24 @@ def test_ref_array_is_what_the_ref_holds():
     ref = jax.new_ref(jnp.arange(4.0))
     ref[...] = ref[...] + 1
     np.testing.assert_array_equal(_compat.ref_array(ref), np.arange(4.0) + 1)
+
+
+def test_shards_of_many_devices():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from jaxbridge import _compat
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        for spec in (P("d"), P()):
+            a = jax.device_put(jnp.arange(6), NamedSharding(mesh, spec))
+            arrays = _compat.shards_of(a)
+            assert {d for x in arrays for d in x.devices()} == set(jax.devices())
+            assert len({x.unsafe_buffer_pointer() for x in arrays}) == 3
+        one = jnp.arange(3)
+        assert [x.unsafe_buffer_pointer() for x in _compat.shards_of(one)] == [
+            one.unsafe_buffer_pointer()
+        ]
+        """,
+        devices=3,
+    )

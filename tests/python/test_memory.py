@@ -4,7 +4,6 @@
 docs/memory.md refers to these tests by name.
 """
 
-import contextlib
 import copy
 import ctypes
 import functools
@@ -1165,34 +1164,6 @@ def test_one_array_in_two_threads_is_an_error():
 
 
 @needs_updates
-def test_threads_that_bring_an_array_for_the_first_time():
-    """They use one import, and with that one of them is refused."""
-    block = owned()
-    both = threading.Barrier(2)
-
-    class Slow(Only):
-        def __getattribute__(self, name):
-            if name == "__dlpack__" and not found:
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    both.wait(0.5)  # not together where only one thread gets here
-            return super().__getattribute__(name)
-
-    found = []
-    thing = Slow(block, "__dlpack__", "__dlpack_device__")
-    step = jaxbridge.inplace(lambda x: x)
-
-    def bring():
-        found.append(step._kept(thing))
-
-    threads = [threading.Thread(target=bring) for _ in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert found[0] is found[1]
-
-
-@needs_updates
 def test_threads_with_arrays_of_their_own():
     step = jaxbridge.inplace(lambda x: x + 1)
     blocks = [owned() for _ in range(4)]
@@ -1452,7 +1423,12 @@ def test_the_parts_have_to_fit_the_sharding():
 def test_the_page_names_tests_that_there_are():
     root = Path(__file__).parents[2]
     named = set(re.findall(r"`(test_\w+)`", (root / "docs/memory.md").read_text()))
-    files = ("python/test_memory.py", "gpu/test_memory_gpu.py")
+    files = (
+        "python/test_memory.py",
+        "python/test_memory_edges.py",
+        "python/test_native_memory.py",
+        "gpu/test_memory_gpu.py",
+    )
     there = {
         name
         for file in files
