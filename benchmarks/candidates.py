@@ -189,6 +189,52 @@ def _() -> Subject:
     return adding(call, 20)
 
 
+@candidate("jaxbridge, C++ no-op", "g++")
+def _() -> Subject:
+    call = noops.native().noop
+    return empty(call, call, lambda: call.stats()["calls"])
+
+
+@candidate("jaxbridge, C no-op, bind", "g++", on="cpu")
+def _() -> Subject:
+    call = jaxbridge.bind(noops.plain().noop, "x: float[n], out y: float[n]")
+    return empty(call, call, lambda: call.stats()["calls"])
+
+
+@candidate("jaxbridge, CUDA add kernel", on="cuda")
+def _() -> Subject:
+    signature = "x: float[n], out y: float[n], n: int"
+    blocks = "(n + 255) // 256"
+    call = jaxbridge.cuda_kernel(
+        noops.ADD_PTX, "add_one", signature=signature, grid=blocks, block=256
+    )
+    return adding(call)
+
+
+@candidate("jaxbridge, load of 100 functions", "g++")
+def _() -> Subject:
+    library = str(noops.many(100))
+    code = """
+import sys, time
+import jax, jaxbridge
+start = time.perf_counter()
+library = jaxbridge.load(sys.argv[1])
+seconds = time.perf_counter() - start
+assert len(library) == 100
+print(seconds)
+"""
+    return {"import": lambda: in_a_new_process(code, library)}
+
+
+def in_a_new_process(code: str, *arguments: str) -> float:
+    """The seconds that a program prints."""
+    # Compiled by the run before, as an installed package is.
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
+
+
 @candidate("jaxbridge, import")
 def _() -> Subject:
     code = """
@@ -200,17 +246,7 @@ seconds = time.perf_counter() - start
 assert not {"cupy", "torch", "numba", "warp"} & set(sys.modules), "a framework was imported"
 print(seconds)
 """
-
-    # Compiled by the run before, as an installed package is.
-    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-    def run() -> float:
-        command = [sys.executable, "-c", code]
-        return float(
-            subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True).stdout
-        )
-
-    return {"import": run}
+    return {"import": lambda: in_a_new_process(code)}
 
 
 # ---- arrays in and out -------------------------------------------------------------------------
@@ -451,6 +487,16 @@ def _() -> Subject:
     path = str(noops.tvm())
     call = tvm_call(tvm_ffi.load_module(path).noop)
     return empty(call, call, ctypes.CDLL(path).calls_made)
+
+
+@candidate("jax-tvm-ffi, CUDA add kernel", "jax_tvm_ffi", "g++", on="cuda")
+def _() -> Subject:
+    import tvm_ffi
+
+    jax.block_until_ready(jax.numpy.zeros(1))  # makes the context current on this thread
+    module = tvm_ffi.load_module(str(noops.tvm("tvm_add")))
+    module.load(noops.ADD_PTX)
+    return adding(tvm_call(module.add))
 
 
 @candidate("jax-tvm-ffi, empty Python", "jax_tvm_ffi")

@@ -63,6 +63,13 @@ TARGETS = [
         Target(_native_function, "jaxbridge, C++ no-op", way, Limit(1.1, "XLA FFI, C++ no-op"))
         for way in ("loop", "unrolled")
     ),
+    Target(
+        "CUDA add kernel",
+        "jaxbridge, CUDA add kernel",
+        "loop",
+        Limit(0.7, "jax-tvm-ffi, CUDA add kernel"),
+        "cuda",
+    ),
     Target(_empty, "jaxbridge, empty Python", "unrolled", Limit(1.05, "jax-tvm-ffi, empty Python")),
     Target(
         _np, "jaxbridge, np.add(out=)", "loop", Limit(1, "eager np.add(out=)", 1.5, "eager"), "cpu"
@@ -156,6 +163,12 @@ TARGETS = [
         "jaxbridge, import",
         "import",
         Limit(0, None, 50_000),
+    ),
+    Target(
+        "a library of 100 functions",
+        "jaxbridge, load of 100 functions",
+        "import",
+        Limit(0, None, 20_000),
     ),
 ]
 

@@ -131,12 +131,12 @@ enum class dtype : std::uint8_t {
 
 namespace detail {
 template <class T>
-struct dtype_of {
+struct dtype_entry {
   static constexpr dtype value = dtype::invalid;
 };
 #define JAXBRIDGE_ENTRY(type, id)             \
   template <>                                 \
-  struct dtype_of<type> {                     \
+  struct dtype_entry<type> {                  \
     static constexpr dtype value = dtype::id; \
   };
 JAXBRIDGE_ENTRY(bool, bool_)
@@ -155,9 +155,11 @@ JAXBRIDGE_ENTRY(std::complex<double>, complex128)
 #undef JAXBRIDGE_ENTRY
 }  // namespace detail
 
-/// The element type of the C++ type T (const is looked through); `invalid` where there is none.
+/// The element type of the C++ type T (const is looked through); `invalid` where there is none. It
+/// may be specialized for a type of yours: template <> inline constexpr jaxbridge::dtype
+/// jaxbridge::dtype_of<__half> = jaxbridge::dtype::float16;
 template <class T>
-inline constexpr dtype dtype_of = detail::dtype_of<std::remove_cv_t<T>>::value;
+inline constexpr dtype dtype_of = detail::dtype_entry<std::remove_cv_t<T>>::value;
 
 }  // namespace v1
 }  // namespace jaxbridge

@@ -18,20 +18,29 @@ from . import _errors as _errors
 from . import _lowering as _lowering
 from . import _programs as _programs
 from . import errors as errors
+from ._bind import bind as bind
 from ._context import Context as Context
 from ._context import current as current
 from ._errors import reraise as reraise
+from ._ffi import ffi as ffi
 from ._from_external import from_external as from_external
 from ._function import Function as Function
 from ._function import call as call
 from ._function import function as function
 from ._inplace import inplace as inplace
+from ._kernel import cuda_kernel as cuda_kernel
 from ._lazy import lazy_apply as lazy_apply
+from ._load import Library as Library
+from ._load import load as load
 from ._lowering import export_checks as export_checks
+from ._native_author import get_cmake_dir as get_cmake_dir
+from ._native_author import get_include as get_include
 from ._ref import borrow as borrow
 from ._ref import ref as ref
 from ._release import release as release
 from ._sharded import sharded as sharded
+from ._signature import Parameter as Parameter
+from ._signature import Signature as Signature
 from ._to_external import to_external as to_external
 from ._to_external import view as view
 from ._ufunc import from_ufunc as from_ufunc
@@ -45,18 +54,27 @@ __version__ = _metadata.version("jaxbridge")
 __all__ = [
     "Context",
     "Function",
+    "Library",
+    "Parameter",
+    "Signature",
+    "bind",
     "borrow",
     "buffer",
     "call",
+    "cuda_kernel",
     "current",
     "empty",
     "errors",
     "export_checks",
+    "ffi",
     "from_external",
     "from_ufunc",
     "function",
+    "get_cmake_dir",
+    "get_include",
     "inplace",
     "lazy_apply",
+    "load",
     "pointer",
     "ref",
     "release",

@@ -29,23 +29,7 @@ class Registration:
         self.holds = 0
         self._stats = site.callee.counts
         self._states: dict[Any, States] = {}
-        self.target = _core.Target(
-            make_plan=functools.partial(_plan.make_plan, site, self._states),
-            on_error=functools.partial(
-                _errors.record,
-                function_name=site.name,
-                key=site.key,
-                is_pure=not site.has_side_effect,
-            ),
-            on_held=functools.partial(_plan.end_lease, site),
-            on_not_captured=functools.partial(_replay.not_captured, site),
-            on_compared=functools.partial(_replay.compare, site),
-            operand_names=_plan.operand_names(site),
-            in_place=list(site.in_place),
-            external=list(site.external),
-            limit=_config.cache_limit,
-            graph=_graph_mode(site.options.graph),
-        )
+        self.target = site.callee.make_target(site, self._states)
         _core.register(key, self.target)
         self._stats.live.add(self)
 
@@ -57,6 +41,27 @@ class Registration:
     def end(self) -> None:
         self._stats.end(self)
         _core.unregister(self.key)
+
+
+def python_target(site: "CallSite", states: dict[Any, States]) -> Any:
+    """What calls the Python function of a call."""
+    return _core.Target(
+        make_plan=functools.partial(_plan.make_plan, site, states),
+        on_error=functools.partial(
+            _errors.record,
+            function_name=site.name,
+            key=site.key,
+            is_pure=not site.has_side_effect,
+        ),
+        on_held=functools.partial(_plan.end_lease, site),
+        on_not_captured=functools.partial(_replay.not_captured, site),
+        on_compared=functools.partial(_replay.compare, site),
+        operand_names=site.callee.operand_names(site),
+        in_place=list(site.in_place),
+        external=list(site.external),
+        limit=_config.cache_limit,
+        graph=_graph_mode(site.options.graph),
+    )
 
 
 def _graph_mode(asked: str) -> str:
@@ -180,6 +185,8 @@ class CallSite:
     durable: bool
     # Before vmap; None: elementwise, or nothing says what may be split.
     axes: Axes | None = None
+    # (dtype, shape) of each operand and of each result, where the target is made for these alone.
+    types: tuple[Any, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -202,6 +209,11 @@ class CallSite:
 
     def framework_on(self, platform: str) -> str:
         return self.callee.framework_on(platform)
+
+    def of_types(self, types: tuple[Any, Any]) -> "CallSite":
+        """The same call with operands and results of these types alone: (dtype, shape) of each."""
+        text = _spec.with_entry(self.text, "types", types)
+        return dataclasses.replace(self, key=_spec.key_of(text), text=text, types=types)
 
     def hold(self) -> Hold:
         """Registers the call's target, and keeps it registered as long as the result lives."""

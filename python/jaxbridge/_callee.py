@@ -2,11 +2,11 @@
 """An external function with its options: what programs refer to, and what decides which one is meant."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _identity, _options, _spec
-from ._call_site import Stats
+from . import _adapters, _compat, _identity, _options, _plan, _spec
+from ._call_site import CallSite, Stats, python_target
 from ._errors import PlatformError
 from ._options import default_frameworks, frameworks, per_platform, platforms
 
@@ -184,6 +184,39 @@ class Callee:
                 }
             )
         )
+
+    @property
+    def says_what_is_updated(self) -> bool:
+        """Whether the function has a result of its own for each operand that it updates, Refs included."""
+        return False
+
+    def operand_names(self, site: CallSite) -> list[str]:
+        """What messages call the operands."""
+        return _plan.operand_names(site)
+
+    # ---- what XLA calls ----------------------------------------------------------------------
+
+    def ffi_target(self, site: CallSite, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The handler of the function's own that XLA calls (an `FfiTarget`); None: one of ours does."""
+        return None
+
+    def site_for(self, site: CallSite, operands: Sequence[Any], results: Sequence[Any]) -> CallSite:
+        """The call whose target serves these operands and results (abstract values)."""
+        return site
+
+    def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
+        """What the key of a call stands for in the core."""
+        return python_target(site, states)
+
+    def check_arrays(self, platform: str, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """Raises where the function cannot have arrays of these types (abstract values)."""
+        framework = self.framework_on(platform)
+        if platform not in _compat.local_platforms():
+            return  # another machine runs it: what is installed here does not count
+        at = "cpu" if platform == "cuda" and framework == "numpy" else platform
+        adapter = _adapters.get(framework)
+        for aval in (*operands, *results):
+            _plan.check_array(self.name, adapter, aval.dtype, len(aval.shape), at)
 
     # ---- what runs where ---------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 
 JAXBRIDGE_DEBUG: 0 (default) or 1: checks every call, slowly (docs/errors.md).
 JAXBRIDGE_CACHE_LIMIT: how many lists of addresses are kept for each call and its shapes (default 256).
+JAXBRIDGE_CACHE_DIR: where compiled CUDA source is kept (default ~/.cache/jaxbridge).
 JAXBRIDGE_CUDA_DRIVER: path of the driver library instead of libcuda.so.1; read by the core.
 """
 
@@ -33,3 +34,7 @@ def _count(name: str, default: int) -> int:
 
 
 cache_limit: int = _count("JAXBRIDGE_CACHE_LIMIT", 256)
+
+cache_directory: str = os.environ.get("JAXBRIDGE_CACHE_DIR") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxbridge"
+)

@@ -1,7 +1,7 @@
 """The part of jaxbridge that is written in C++."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy
 import numpy.typing
@@ -190,8 +190,106 @@ class Target:
     def clear_plans(self) -> None:
         """Forgets its plans; they are made anew."""
 
+class NativeFunction:
+    """A function of a native library, on one platform."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def doc(self) -> str: ...
+
+    @property
+    def signatures(self) -> list[str]:
+        """One for each overload."""
+
+    @property
+    def parameters(self) -> str: ...
+
+    @property
+    def results(self) -> list[str]:
+        """A rule for the shape of each result, or none."""
+
+    @property
+    def vmap_method(self) -> str: ...
+
+    @property
+    def flags(self) -> int: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def has_shape_function(self) -> bool: ...
+
+    @property
+    def execute(self) -> object: ...
+
+    @property
+    def initialize(self) -> object: ...
+
+    @property
+    def calls(self) -> int:
+        """How often XLA has called it."""
+
+    def infer(self, operands: Sequence[tuple[str, Sequence[int]]], attributes: dict[str, Any], result_count: int) -> list[tuple[str, list[int]]]:
+        """
+        (dtype, shape) of each result, hidden ones last, by the shape function.
+        """
+
+def open_library(path: str) -> list[NativeFunction]:
+    """
+    Opens a library of native functions, for as long as the process lives. ValueError: it is none.
+    """
+
+class NativeTarget:
+    """What a key stands for: calls no Python."""
+
+    @property
+    def calls(self) -> int:
+        """How often XLA has called it."""
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def replays(self) -> int: ...
+
+    @property
+    def staged(self) -> int: ...
+
+    @property
+    def captures(self) -> int: ...
+
+    @property
+    def kept(self) -> int: ...
+
+    def clear_plans(self) -> None: ...
+
+def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
+    """A target that calls the C function at an address."""
+
+def compute_capability(ordinal: int) -> tuple[int, int]:
+    """Of a CUDA device. RuntimeError: there is none."""
+
+class Kernel:
+    """One kernel of a module of device code: PTX, or a cubin."""
+
+    def __init__(self, *, image: bytes, name: str, shared: int) -> None: ...
+
+    @property
+    def loaded(self) -> int:
+        """On how many devices it is loaded."""
+
+    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
+        """A target that launches it on the call's stream."""
+
+@overload
 def register(key: int, target: Target) -> None:
     """Counts one more user of the key."""
+
+@overload
+def register(key: int, target: NativeTarget) -> None: ...
 
 def unregister(key: int) -> None:
     """Counts one user of the key less; the last one takes the target along."""
@@ -200,7 +298,7 @@ def registered(key: int) -> bool: ...
 
 def registry_size() -> int: ...
 
-def set_resolver(resolve: Callable[[int, str], Target]) -> None:
+def set_resolver(resolve: Callable[[int, str], Target | NativeTarget]) -> None:
     """
     Sets resolve(key, spec) -> Target, asked for keys that no one has registered.
     """

@@ -67,7 +67,6 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
         self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
         self._results = result_shape_dtypes
-        self._rule: Rule | None = None
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         self.callee.programs = weakref.ref(self._programs)
@@ -85,6 +84,9 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
     @property
     def options(self) -> _options.Options:
         return self.callee.options
+
+    # Of sharding; from defsharding.
+    _rule: Rule | None = None
 
     # ---- what a call needs -------------------------------------------------------------------
 
@@ -191,10 +193,16 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
 
         pairs, own = _aliases.pair(self.name, self.options.inout, arguments, slot_tree)
-        refs = [i for i, x in enumerate(operands) if _compat.is_ref(x)]
-        for i in refs:
+        refs: list[tuple[int, int | None]] = []
+        hidden: list[int] = []
+        for i in (i for i, x in enumerate(operands) if _compat.is_ref(x)):
+            if self.callee.says_what_is_updated:
+                refs.append((i, dict(pairs).get(i)))
+                continue
             # A Ref is an operand that is updated: one more result, hidden, which is stored back.
+            hidden.append(i)
             pairs.append((i, len(results)))
+            refs.append((i, len(results)))
             aval = _compat.ref_value_aval(operands[i])
             results.append((aval.shape, aval.dtype))
         _aliases.check(self.name, pairs, operands, results)
@@ -206,10 +214,14 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         has_side_effect = self.options.has_side_effect
         if has_side_effect is None:
             has_side_effect = not results
-        external = tuple(i for i in refs if _compat.is_external_ref(operands[i]))
+        external = tuple(
+            i for i, result in refs if result is not None and _compat.is_external_ref(operands[i])
+        )
         axes = None
         if self._rule is not None:
-            axes = self._rule.of_call(arguments, types_of_operands, slot_tree, results, pairs, refs)
+            axes = self._rule.of_call(
+                arguments, types_of_operands, slot_tree, results, pairs, hidden
+            )
         elif self.options.vmap_method in _options.whole_batch_methods:
             axes = _sharding.unnamed(types_of_operands, results)
         site = self._site(
@@ -244,6 +256,8 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             _compat.forget_failed_effects()
             # Outside the handler, so that the exception gets no second context.
             _errors.raise_again(raised)
+        if len(outs) < len(result_leaves):  # the others are in Refs
+            return cast(R, outs[0] if len(outs) == 1 else tuple(outs) or None)
         return cast(R, jax.tree.unflatten(result_tree, outs))
 
     def _where(self, position: int, treedef: Any) -> str:

@@ -2,15 +2,15 @@
 """From primitives to custom calls: the only user of jax.ffi."""
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _compat_partitioner, _core, _partitioning, _plan, _sharding
+from . import _compat, _compat_partitioner, _core, _partitioning, _sharding
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
 _target_fence = "jaxbridge.fence"
+_target_check = "jaxbridge.check_external"
 
 
 def register_handlers() -> None:
@@ -39,10 +40,13 @@ def _check_handlers() -> None:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through."""
+    """What `jax.export.export(..., disabled_checks=...)` needs to let external calls through.
+
+    Native functions have targets of their own: call it when their libraries are loaded.
+    """
     return [
         jax.export.DisabledSafetyCheck.custom_call(name)
-        for name in (_target, _target_capturable, _partitioning.target)
+        for name in (_target, _target_capturable, _partitioning.target, *sorted(_own_targets))
     ]
 
 
@@ -70,6 +74,34 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             )
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
+    own = site.callee.ffi_target(site, ctx.avals_in, ctx.avals_out)
+    if own is not None:
+        outs = _lower_to(own, ctx, operands, site)
+        takes_parts = not own.hidden
+    else:
+        served = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
+        outs = _lower_to_ours(ctx, operands, served, is_export)
+        takes_parts = served.types is None
+    return _over_devices(ctx, outs, site, takes_parts) if devices > 1 else outs
+
+
+def _over_devices(ctx: Any, outs: Any, site: "CallSite", takes_parts: bool) -> Any:
+    """The results of a call on arrays over devices: on their parts, where what is called takes these."""
+    if not _compat_partitioner.has_shardy():
+        return outs
+    shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
+    if (axes := _sharding.splittable(site, *shapes)) is None:
+        return outs
+    if takes_parts:
+        _partitioning.make_splittable(outs[0].owner, axes)
+    return [
+        _compat.on_explicit_axes(ctx, out, aval)
+        for out, aval in zip(outs, ctx.avals_out, strict=True)
+    ]
+
+
+def _lower_to_ours(ctx: Any, operands: Any, site: "CallSite", is_export: bool) -> Any:
+    """The call of the target that a key stands for."""
     hold = site.hold()
     # Graphs that XLA captures work on memory of the registration's, also after clear().
     if (not hold.is_durable or site.options.graph == "xla") and not is_export:
@@ -87,16 +119,73 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
-    outs: Any = rule(ctx, *operands, key=np.int64(key), spec=site.text)
-    if devices > 1 and _compat_partitioner.has_shardy():
-        shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
-        if (axes := _sharding.splittable(site, *shapes)) is not None:
-            _partitioning.make_splittable(outs[0].owner, axes)
-            outs = [
-                _compat.on_explicit_axes(ctx, out, aval)
-                for out, aval in zip(outs, ctx.avals_out, strict=True)
-            ]
-    return outs
+    return rule(ctx, *operands, key=np.int64(key), spec=site.text)
+
+
+class FfiTarget(NamedTuple):
+    """A handler that XLA calls for a Function by itself.
+
+    Attributes:
+        name: under which it is registered.
+        attributes: as `jax.ffi` takes them.
+        hidden: the types (shape, dtype) of results behind those that the caller gets.
+    """
+
+    name: str
+    attributes: dict[str, Any]
+    hidden: tuple[tuple[tuple[int, ...], Any], ...] = ()
+
+
+def register_target(name: str, platform: str, handlers: dict[str, Any]) -> None:
+    """Gives XLA a handler of somebody else's: a capsule for each stage ("execute", "initialize")."""
+    handler = handlers["execute"] if len(handlers) == 1 else handlers
+    where = {"cpu": "cpu", "cuda": "CUDA"}[platform]
+    jax.ffi.register_ffi_target(name, handler, platform=where, api_version=1)
+    _own_targets.add(name)
+
+
+_own_targets: set[str] = set()
+
+
+def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> Any:
+    """The call of a handler of the function's own: nothing of ours is between XLA and it."""
+    _own_targets.add(target.name)
+    if site.external:
+        operands = _check_external(ctx, operands, site)
+    rule = jax.ffi.ffi_lowering(
+        target.name,
+        operand_output_aliases=dict(site.in_place),
+        has_side_effect=site.has_side_effect,
+    )
+    hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
+    own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
+    return rule(own, *operands, **target.attributes)[: len(ctx.avals_out)]
+
+
+def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list[Any]:
+    """The operands, those that are memory of others behind a call that checks it.
+
+    A function of ours is checked in its own call (core/dispatch/in_place).
+    """
+    updated = {operand for operand, _ in site.in_place}
+    # The others that are read can be the same memory, imported once more.
+    checked = [*site.external, *(i for i in range(len(operands)) if i not in updated)]
+    rule = jax.ffi.ffi_lowering(
+        _target_check, operand_output_aliases={k: k for k in range(len(site.external))}
+    )
+    avals = [ctx.avals_in[i] for i in checked]
+    own = ctx.replace(avals_in=avals, avals_out=avals[: len(site.external)])
+    names = site.callee.operand_names(site)
+    same = rule(
+        own,
+        *(operands[i] for i in checked),
+        key=np.int64(0),
+        spec="\n".join(names[i] for i in checked),
+    )
+    out = list(operands)
+    for i, operand in zip(site.external, same, strict=True):
+        out[i] = operand
+    return out
 
 
 def lower_fence(ctx: Any, *operands: Any) -> Any:
@@ -150,10 +239,4 @@ def _check_platform(site: "CallSite", platform: str, ctx: Any) -> None:
             f'with jax.default_device(jax.devices("cpu")[0])'
         )
     site.function_on(platform)
-    framework = site.framework_on(platform)
-    if platform not in _compat.local_platforms():
-        return  # another machine runs it: what is installed here does not count
-    at = "cpu" if platform == "cuda" and framework == "numpy" else platform
-    adapter = _adapters.get(framework)
-    for aval in (*ctx.avals_in, *ctx.avals_out):
-        _plan.check_array(site.name, adapter, aval.dtype, len(aval.shape), at)
+    site.callee.check_arrays(platform, ctx.avals_in, ctx.avals_out)

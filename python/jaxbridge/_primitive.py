@@ -31,14 +31,15 @@ class BoundCall:
     """A call with its types: of the operands (of Refs their values), and of the results.
 
     Types are without the batch axes of `vmaps`, innermost first. `tree` is that of the declared results;
-    after them `results` has a hidden one for each Ref. `refs` are the operands that are `jax.Ref`s.
+    after them `results` has a hidden one for each Ref that a Python function gets. `refs` are the operands
+    that are `jax.Ref`s, each with the result that is stored in it (None: it is read only).
     """
 
     site: CallSite
     operands: tuple[Result, ...]
     results: tuple[Result, ...]
     tree: Any
-    refs: tuple[int, ...] = ()
+    refs: tuple[tuple[int, int | None], ...] = ()
     vmaps: tuple[Vmap, ...] = ()
 
     @property
@@ -53,8 +54,8 @@ for _kind in (CallSite, BoundCall, Rules):
 
 
 def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
-    """Makes the call; returns the declared results."""
-    if any(_compat.is_concrete_ref(operands[i]) for i in call.refs):
+    """Makes the call; returns the results that are not stored in Refs."""
+    if any(_compat.is_concrete_ref(operands[i]) for i, _ in call.refs):
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
         with jax.disable_jit(False):
@@ -66,15 +67,15 @@ def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
 
 def _with_refs(call: BoundCall, rules: Rules, *operands: Any) -> list[Any]:
     values = list(operands)
-    for i in call.refs:
+    for i, _ in call.refs:
         # Without the barrier XLA gives the function a copy where the program has updated a part of the
         # Ref before: reads for the update and for the call would be two uses of one value.
         values[i] = jax.lax.optimization_barrier(operands[i][...])
     outs = bind_values(call, rules, values)
-    declared = len(call.results) - len(call.refs)
-    for i, out in zip(call.refs, outs[declared:], strict=True):
-        operands[i][...] = out
-    return outs[:declared]
+    stored = {result: i for i, result in call.refs if result is not None}
+    for result, i in stored.items():
+        operands[i][...] = outs[result]
+    return [out for result, out in enumerate(outs) if result not in stored]
 
 
 def bind_values(call: BoundCall, rules: Rules, values: Sequence[Any]) -> list[Any]:

@@ -69,6 +69,7 @@ def _resolve(key: int, text: str) -> Any:
         tuple(spec["external"]),
         spec["side_effect"],
         True,
+        types=spec.get("types"),
     )
     return site.hold().registration.target
 

@@ -115,7 +115,7 @@ class Rule:
             operands: its operands.
             results: its declared results.
             in_place: pairs of an operand and the result that it is.
-            refs: the operands that are `jax.Ref`s; each has one more result, after the declared ones.
+            refs: operands that each have one more result, after the declared ones.
 
         Raises:
             ShardingError: the rule has other ranks, or one name for axes of two lengths.

@@ -247,6 +247,11 @@ def to_text(spec: dict[str, Any]) -> str:
     return json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+def with_entry(text: str, name: str, value: Any) -> str:
+    """The text of a call with one entry more."""
+    return to_text({**json.loads(text), name: value})
+
+
 def key_of(text: str) -> int:
     """The key of a call: a signed 64-bit hash of its text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)

@@ -40,3 +40,7 @@ class BatchingError(JaxbridgeError, ValueError):
 
 class ShardingError(JaxbridgeError, ValueError):
     """A sharding rule does not fit, or arrays are sharded where a call cannot be split."""
+
+
+class SignatureError(JaxbridgeError, ValueError):
+    """A text is no signature of a native function, or the function can have no such parameter."""

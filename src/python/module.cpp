@@ -7,6 +7,7 @@
 #include "python/buffer.hpp"
 #include "python/current_call.hpp"
 #include "python/driver.hpp"
+#include "python/native.hpp"
 #include "python/numpy_array.hpp"
 #include "python/plan.hpp"
 #include "python/py.hpp"
@@ -29,6 +30,7 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_scratch(m);
   jaxbridge::python::bind_plan(m);
   jaxbridge::python::bind_target(m);
+  jaxbridge::python::bind_native(m);
   jaxbridge::python::bind_registry(m);
   jaxbridge::python::bind_view(m);
   jaxbridge::python::bind_view_sources(m);

@@ -12,6 +12,7 @@
 #include "core/dispatch/registry.hpp"
 #include "core/exit.hpp"
 #include "python/gil.hpp"
+#include "python/native.hpp"
 #include "python/python_target.hpp"
 
 namespace jaxbridge::python {
@@ -23,6 +24,12 @@ void bind_registry(nb::module_& m) {
         dispatch::process_registry().add(key, std::move(target));
       },
       nb::arg("key"), nb::arg("target"), "Counts one more user of the key.");
+  m.def(
+      "register",
+      [](std::int64_t key, const native_handle& target) {
+        dispatch::process_registry().add(key, target.target);
+      },
+      nb::arg("key"), nb::arg("target"));
   m.def(
       "unregister",
       [](std::int64_t key) {
@@ -51,6 +58,10 @@ void bind_registry(nb::module_& m) {
                 PyUnicode_DecodeUTF8(spec.data(), static_cast<Py_ssize_t>(spec.size()), "replace");
             if (text == nullptr) throw nb::python_error();
             const nb::object found = (*kept)(key, nb::steal(text));
+            if (nb::isinstance<native_handle>(found)) {
+              const auto& native = nb::cast<const native_handle&>(found);
+              return std::shared_ptr<dispatch::target>(native.target);
+            }
             auto target = nb::cast<std::shared_ptr<python_target>>(found);
             if (target == nullptr) throw std::invalid_argument("the resolver gave no target");
             return std::shared_ptr<dispatch::target>(std::move(target));
@@ -70,7 +81,8 @@ void bind_registry(nb::module_& m) {
         });
       },
       nb::arg("resolve"),
-      nb::sig("def set_resolver(resolve: collections.abc.Callable[[int, str], Target]) -> None"),
+      nb::sig("def set_resolver(resolve: collections.abc.Callable[[int, str], Target | "
+              "NativeTarget]) -> None"),
       "Sets resolve(key, spec) -> Target, asked for keys that no one has registered.");
   m.def(
       "handlers",
@@ -86,6 +98,10 @@ void bind_registry(nb::module_& m) {
         out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
                                   capsule(&dispatch::call_cuda_capturable)));
         out.append(nb::make_tuple("jaxbridge.fence", "CUDA", capsule(&dispatch::fence_cuda)));
+        out.append(nb::make_tuple("jaxbridge.check_external", "cpu",
+                                  capsule(&dispatch::check_external_cpu)));
+        out.append(nb::make_tuple("jaxbridge.check_external", "CUDA",
+                                  capsule(&dispatch::check_external_cuda)));
         return out;
       },
       nb::sig("def handlers() -> list[tuple[str, str, typing.Any]]"),

@@ -161,6 +161,18 @@ SAME_FIELD(ffi::device_memory_free_args, XLA_FFI_DeviceMemory_Free_Args, ctx);
 SAME_FIELD(ffi::device_memory_free_args, XLA_FFI_DeviceMemory_Free_Args, size);
 SAME_FIELD(ffi::device_memory_free_args, XLA_FFI_DeviceMemory_Free_Args, data);
 
+WHOLE(ffi::thread_pool_schedule_args, XLA_FFI_ThreadPool_Schedule_Args);
+HEAD(ffi::thread_pool_schedule_args, XLA_FFI_ThreadPool_Schedule_Args);
+SAME_FIELD(ffi::thread_pool_schedule_args, XLA_FFI_ThreadPool_Schedule_Args, ctx);
+SAME_FIELD(ffi::thread_pool_schedule_args, XLA_FFI_ThreadPool_Schedule_Args, task);
+SAME_FIELD(ffi::thread_pool_schedule_args, XLA_FFI_ThreadPool_Schedule_Args, data);
+static_assert(std::is_same_v<ffi::task, XLA_FFI_Task>);
+
+WHOLE(ffi::thread_pool_num_threads_args, XLA_FFI_ThreadPool_NumThreads_Args);
+HEAD(ffi::thread_pool_num_threads_args, XLA_FFI_ThreadPool_NumThreads_Args);
+SAME_FIELD(ffi::thread_pool_num_threads_args, XLA_FFI_ThreadPool_NumThreads_Args, ctx);
+SAME_FIELD(ffi::thread_pool_num_threads_args, XLA_FFI_ThreadPool_NumThreads_Args, num_threads);
+
 WHOLE(ffi::device_ordinal_get_args, XLA_FFI_DeviceOrdinal_Get_Args);
 HEAD(ffi::device_ordinal_get_args, XLA_FFI_DeviceOrdinal_Get_Args);
 SAME_FIELD(ffi::device_ordinal_get_args, XLA_FFI_DeviceOrdinal_Get_Args, ctx);

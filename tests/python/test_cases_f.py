@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of callbacks and their errors: letter F of the acceptance cases.
 
-F11 and F13 need a GPU: tests/gpu/test_cases_gpu.py.
+F11 and F13, and the kernel of F19, need a GPU: tests/gpu/test_cases_gpu.py, tests/gpu/test_native_gpu.py.
 """
 
 import sys
@@ -425,3 +425,27 @@ def test_F18_two_results_in_shard_map(shardy, mesh):
     finally:
         jax.config.update("jax_use_shardy_partitioner", before)
         jax.clear_caches()
+
+
+def test_F19_a_numba_cfunc_in_a_jitted_loop():
+    """Called through a native entry: no Python in the loop, and the GIL may be elsewhere."""
+    numba = pytest.importorskip("numba")
+    pointer = numba.types.CPointer(numba.types.float32)
+
+    @numba.cfunc(numba.types.void(pointer, numba.types.intp, pointer))
+    def increment(x, n, y):
+        for i in range(n):
+            y[i] = x[i] + 1
+
+    f = jaxbridge.bind(increment, "x: float32[n], n: int64, out y: float32[n]")
+    loop = jax.jit(lambda x: jax.lax.fori_loop(0, 1000, lambda i, y: f(y), x))
+    python_calls = []
+    sys.setprofile(lambda frame, event, arg: python_calls.append(frame.f_code.co_name))
+    try:
+        compiled = loop.lower(jnp.zeros(4, jnp.float32)).compile()
+        python_calls.clear()
+        out = compiled(jnp.zeros(4, jnp.float32))
+    finally:
+        sys.setprofile(None)
+    np.testing.assert_array_equal(out, 1000)
+    assert "increment" not in python_calls and f.stats()["calls"] == 1000

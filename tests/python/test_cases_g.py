@@ -2,7 +2,7 @@
 """Public failures of registration, caching and binding: letter G of the acceptance cases.
 
 G02's property over all options is test_identity.py's. The forms that need a GPU (G05, G07, G15, G16) are
-in tests/gpu/test_cases_gpu.py, and so is G04. G08 belongs to a later part.
+in tests/gpu/test_cases_gpu.py, and so is G04. G08 is test_native_examples.py, and test_docs.py.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import pytest
 import jaxbridge
 import processes
 from jaxbridge import _core, errors
+from native_libraries import built
 
 
 def like(x, *rest, **kw):
@@ -181,7 +182,11 @@ def test_G11_plain_handlers_without_types_or_state():
         (name, platform)
         for name in ("jaxbridge.call", "jaxbridge.call_capturable")
         for platform in ("cpu", "CUDA")
-    } | {("jaxbridge.fence", "CUDA")}
+    } | {
+        ("jaxbridge.fence", "CUDA"),
+        ("jaxbridge.check_external", "cpu"),
+        ("jaxbridge.check_external", "CUDA"),
+    }
     assert all(type(h).__name__ == "PyCapsule" for _, _, h in handlers)  # not a dict of stages
     jaxbridge.call(lambda: 1.0, jax.ShapeDtypeStruct((), jnp.float32))()
     runtime, answered = _core.ffi_versions()
@@ -402,3 +407,34 @@ def test_G19_functions_made_in_20_threads():
         return float(y), f.stats()["calls"]
 
     assert in_threads(20, work) == [(i + 1.0, 1) for i in range(20)]
+
+
+def test_G17_the_number_of_threads_of_a_binding():
+    """A documented static argument, and XLA's own threads: nothing of ours makes any."""
+    ops = jaxbridge.load(built("ops.cpp", "libops"))
+    x = np.ones((64, 8), np.float32)
+    ops.sums(x)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        np.testing.assert_array_equal(ops.sums(x), 8)
+    assert len(os.listdir("/proc/self/task")) <= before
+
+
+def test_G18_one_native_function_in_parallel_threads():
+    ops = jaxbridge.load(built("ops.cpp", "libops"))
+    a, b = np.random.default_rng(0).normal(size=(2, 40, 40)).astype(np.float32)
+    expected = np.asarray(ops.matmul(a, b))
+    f = jax.jit(ops.matmul)
+    wrong = []
+
+    def work():
+        for _ in range(50):
+            if not np.array_equal(f(a, b), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

@@ -2,8 +2,9 @@
 """The documentation: its examples run, its links lead somewhere, and it names what there is.
 
 The Python blocks of a page run one after the other in one namespace, as a reader would run them. A
-comment before a block, `<!-- needs: cuda, torch -->`, names what it cannot run without. On a GPU machine
-JAX_PLATFORMS=cpu,cuda runs all: the blocks that need cuda there, the others on the CPU.
+comment before a block, `<!-- needs: cuda, torch -->`, names what it cannot run without, and
+`<!-- file: NAME -->` says that it is a file: the page then runs in a directory where it is. On a GPU
+machine JAX_PLATFORMS=cpu,cuda runs all: the blocks that need cuda there, the others on the CPU.
 """
 
 import contextlib
@@ -11,7 +12,9 @@ import functools
 import importlib.util
 import inspect
 import re
+import shutil
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import NamedTuple
@@ -30,22 +33,24 @@ class Block(NamedTuple):
     line: int
     needs: tuple[str, ...]
     code: str
+    file: str = ""
 
 
-_needs_comment = re.compile(r"<!-- needs: ([\w, ]+) -->")
+_needs_comment = re.compile(r"<!-- needs: ([\w+, ]+) -->")
+_file_comment = re.compile(r"<!-- file: ([\w./]+) -->")
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The Python blocks of a page."""
+    """The Python blocks of a page, and those that are files."""
     blocks = []
     needs: tuple[str, ...] = ()
-    fence, start, code = "", 0, []
+    fence, start, code, file = "", 0, [], ""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if fence:
             if line.strip() == "```":
-                if fence == "python":
-                    blocks.append(Block(page, start, needs, "\n".join(code) + "\n"))
-                fence, needs, code = "", (), []
+                if fence == "python" or file:
+                    blocks.append(Block(page, start, needs, "\n".join(code) + "\n", file))
+                fence, needs, code, file = "", (), [], ""
             else:
                 code.append(line)
         elif line.startswith("```"):
@@ -53,6 +58,7 @@ def blocks_of(page: Path) -> list[Block]:
         elif line.strip():
             found = _needs_comment.fullmatch(line.strip())
             needs = tuple(re.split(r",\s*", found[1])) if found else ()
+            file = found[1] if (found := _file_comment.fullmatch(line.strip())) else ""
     assert not fence, f"{page}:{start}: the block has no end"
     return blocks
 
@@ -65,6 +71,8 @@ def missing(need: str) -> str | None:
         except RuntimeError:
             return "needs a CUDA device"
         return None
+    if need in ("g++", "cmake"):
+        return None if shutil.which(need) else f"needs {need}, which is not installed"
     if need == "in place":
         try:
             jaxbridge.ref(jaxbridge.empty((1,), "float32"))
@@ -85,16 +93,24 @@ class Page:
         self.module = types.ModuleType(f"docs_{path.stem.lower()}")
         sys.modules[self.module.__name__] = self.module
         self.done = 0
+        has_files = any(b.file for b in self.blocks)
+        self.directory = tempfile.TemporaryDirectory() if has_files else None
 
     def run_until(self, index: int) -> None:
         while self.done <= index:
             block = self.blocks[self.done]
             self.done += 1
-            if not any(map(missing, block.needs)):
+            if block.file and self.directory:
+                Path(self.directory.name, block.file).write_text(block.code)
+            elif not any(map(missing, block.needs)):
                 # The lines of the page, in tracebacks.
                 code = compile("\n" * block.line + block.code, str(block.page), "exec")
                 device = jax.devices("cuda")[0] if "cuda" in block.needs else None
-                with jax.default_device(device) if device else contextlib.nullcontext():
+                here = contextlib.chdir(self.directory.name) if self.directory else None
+                with (
+                    jax.default_device(device) if device else contextlib.nullcontext(),
+                    here or contextlib.nullcontext(),
+                ):
                     exec(code, self.module.__dict__)
 
 
@@ -194,7 +210,9 @@ def test_error_class_is_documented(name: str) -> None:
 
 def test_environment_variables_are_documented() -> None:
     read = (root / "python/jaxbridge/_config.py").read_text()
-    text = "".join((root / f"docs/{p}.md").read_text() for p in ("errors", "functions", "streams"))
+    text = "".join(
+        (root / f"docs/{p}.md").read_text() for p in ("errors", "functions", "native", "streams")
+    )
     for name in set(re.findall(r"JAXBRIDGE_[A-Z]+(?:_[A-Z]+)*", read)):
         assert name in text
 

@@ -167,6 +167,23 @@ struct device_memory_free_args {
   void* data;
 };
 
+using task = void(void* data);
+
+struct thread_pool_schedule_args {
+  std::size_t struct_size;
+  extension_base* extension_start;
+  invoke_context* ctx;
+  xla_ffi::task* task;
+  void* data;
+};
+
+struct thread_pool_num_threads_args {
+  std::size_t struct_size;
+  extension_base* extension_start;
+  invoke_context* ctx;
+  std::int64_t* num_threads;
+};
+
 struct device_ordinal_get_args {
   std::size_t struct_size;
   extension_base* extension_start;
@@ -206,8 +223,8 @@ struct api {
   slot state_get;
   error* (*device_memory_allocate)(device_memory_allocate_args*);
   error* (*device_memory_free)(device_memory_free_args*);
-  slot thread_pool_schedule;
-  slot thread_pool_num_threads;
+  error* (*thread_pool_schedule)(thread_pool_schedule_args*);
+  error* (*thread_pool_num_threads)(thread_pool_num_threads_args*);
   slot future_create;
   slot future_set_available;
   slot future_set_error;

@@ -14,66 +14,75 @@ namespace jaxbridge::cuda {
 // CUresult. `version` is the CUDA version asked of cuGetProcAddress. It picks the variant (_v2,
 // ...) whose parameters stand here: 12000, the oldest driver supported, unless the function is
 // younger. A newer number can mean another signature (cuStreamGetCtx at 12050).
-#define JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(X)                                                      \
-  X(cuInit, 12000, (unsigned int flags))                                                        \
-  X(cuDriverGetVersion, 12000, (int* version))                                                  \
-  X(cuDeviceGetCount, 12000, (int* count))                                                      \
-  X(cuDeviceGet, 12000, (CUdevice * device, int ordinal))                                       \
-  X(cuDeviceGetName, 12000, (char* text, int length, CUdevice device))                          \
-  X(cuDevicePrimaryCtxRetain, 12000, (CUcontext * context, CUdevice device))                    \
-  X(cuDevicePrimaryCtxRelease, 12000, (CUdevice device))                                        \
-  X(cuCtxGetCurrent, 12000, (CUcontext * context))                                              \
-  X(cuCtxSetCurrent, 12000, (CUcontext context))                                                \
-  X(cuCtxPushCurrent, 12000, (CUcontext context))                                               \
-  X(cuCtxPopCurrent, 12000, (CUcontext * context))                                              \
-  X(cuCtxGetDevice, 12000, (CUdevice * device))                                                 \
-  X(cuCtxSynchronize, 12000, ())                                                                \
-  X(cuStreamCreate, 12000, (CUstream * stream, unsigned int flags))                             \
-  X(cuStreamDestroy, 12000, (CUstream stream))                                                  \
-  X(cuStreamSynchronize, 12000, (CUstream stream))                                              \
-  X(cuStreamWaitEvent, 12000, (CUstream stream, CUevent event, unsigned int flags))             \
-  X(cuStreamIsCapturing, 12000, (CUstream stream, CUstreamCaptureStatus * status))              \
-  X(cuStreamBeginCapture, 12000, (CUstream stream, CUstreamCaptureMode mode))                   \
-  X(cuThreadExchangeStreamCaptureMode, 12000, (CUstreamCaptureMode * mode))                     \
-  X(cuStreamEndCapture, 12000, (CUstream stream, CUgraph * graph))                              \
-  X(cuGraphGetNodes, 12000, (CUgraph graph, CUgraphNode * nodes, std::size_t * count))          \
-  X(cuGraphInstantiateWithFlags, 12000,                                                         \
-    (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                        \
-  X(cuGraphLaunch, 12000, (CUgraphExec executable, CUstream stream))                            \
-  X(cuGraphCreate, 12000, (CUgraph * graph, unsigned int flags))                                \
-  X(cuGraphAddMemcpyNode, 12000,                                                                \
-    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,            \
-     const CUDA_MEMCPY3D* what, CUcontext context))                                             \
-  X(cuGraphAddChildGraphNode, 12000,                                                            \
-    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,            \
-     CUgraph child))                                                                            \
-  X(cuGraphExecMemcpyNodeSetParams, 12000,                                                      \
-    (CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D* what, CUcontext context))   \
-  X(cuGraphExecDestroy, 12000, (CUgraphExec executable))                                        \
-  X(cuGraphDestroy, 12000, (CUgraph graph))                                                     \
-  X(cuStreamQuery, 12000, (CUstream stream))                                                    \
-  X(cuStreamGetCtx, 12000, (CUstream stream, CUcontext * context))                              \
-  X(cuEventCreate, 12000, (CUevent * event, unsigned int flags))                                \
-  X(cuEventDestroy, 12000, (CUevent event))                                                     \
-  X(cuEventRecord, 12000, (CUevent event, CUstream stream))                                     \
-  X(cuEventSynchronize, 12000, (CUevent event))                                                 \
-  X(cuEventQuery, 12000, (CUevent event))                                                       \
-  X(cuMemcpyDtoHAsync, 12000, (void* to, CUdeviceptr from, std::size_t bytes, CUstream stream)) \
-  X(cuMemcpyHtoDAsync, 12000,                                                                   \
-    (CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream))                     \
-  X(cuMemcpyDtoDAsync, 12000,                                                                   \
-    (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream))                     \
-  X(cuMemsetD8Async, 12000,                                                                     \
-    (CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream))                  \
-  X(cuMemAlloc, 12000, (CUdeviceptr * memory, std::size_t bytes))                               \
-  X(cuMemFree, 12000, (CUdeviceptr memory))                                                     \
-  X(cuMemHostAlloc, 12000, (void** memory, std::size_t bytes, unsigned int flags))              \
-  X(cuMemFreeHost, 12000, (void* memory))                                                       \
-  X(cuPointerGetAttribute, 12000,                                                               \
-    (void* value, CUpointer_attribute attribute, CUdeviceptr pointer))                          \
-  X(cuPointerGetAttributes, 12000,                                                              \
-    (unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr pointer))  \
-  X(cuGetErrorName, 12000, (CUresult code, const char** text))                                  \
+#define JAXBRIDGE_CUDA_DRIVER_FUNCTIONS(X)                                                       \
+  X(cuInit, 12000, (unsigned int flags))                                                         \
+  X(cuDriverGetVersion, 12000, (int* version))                                                   \
+  X(cuDeviceGetCount, 12000, (int* count))                                                       \
+  X(cuDeviceGet, 12000, (CUdevice * device, int ordinal))                                        \
+  X(cuDeviceGetName, 12000, (char* text, int length, CUdevice device))                           \
+  X(cuDeviceGetAttribute, 12000, (int* value, CUdevice_attribute attribute, CUdevice device))    \
+  X(cuDevicePrimaryCtxRetain, 12000, (CUcontext * context, CUdevice device))                     \
+  X(cuDevicePrimaryCtxRelease, 12000, (CUdevice device))                                         \
+  X(cuCtxGetCurrent, 12000, (CUcontext * context))                                               \
+  X(cuCtxSetCurrent, 12000, (CUcontext context))                                                 \
+  X(cuCtxPushCurrent, 12000, (CUcontext context))                                                \
+  X(cuCtxPopCurrent, 12000, (CUcontext * context))                                               \
+  X(cuCtxGetDevice, 12000, (CUdevice * device))                                                  \
+  X(cuCtxSynchronize, 12000, ())                                                                 \
+  X(cuStreamCreate, 12000, (CUstream * stream, unsigned int flags))                              \
+  X(cuStreamDestroy, 12000, (CUstream stream))                                                   \
+  X(cuStreamSynchronize, 12000, (CUstream stream))                                               \
+  X(cuStreamWaitEvent, 12000, (CUstream stream, CUevent event, unsigned int flags))              \
+  X(cuStreamIsCapturing, 12000, (CUstream stream, CUstreamCaptureStatus * status))               \
+  X(cuStreamBeginCapture, 12000, (CUstream stream, CUstreamCaptureMode mode))                    \
+  X(cuThreadExchangeStreamCaptureMode, 12000, (CUstreamCaptureMode * mode))                      \
+  X(cuStreamEndCapture, 12000, (CUstream stream, CUgraph * graph))                               \
+  X(cuGraphGetNodes, 12000, (CUgraph graph, CUgraphNode * nodes, std::size_t * count))           \
+  X(cuGraphInstantiateWithFlags, 12000,                                                          \
+    (CUgraphExec * executable, CUgraph graph, unsigned long long flags))                         \
+  X(cuGraphLaunch, 12000, (CUgraphExec executable, CUstream stream))                             \
+  X(cuGraphCreate, 12000, (CUgraph * graph, unsigned int flags))                                 \
+  X(cuGraphAddMemcpyNode, 12000,                                                                 \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,             \
+     const CUDA_MEMCPY3D* what, CUcontext context))                                              \
+  X(cuGraphAddChildGraphNode, 12000,                                                             \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* after, std::size_t count,             \
+     CUgraph child))                                                                             \
+  X(cuGraphExecMemcpyNodeSetParams, 12000,                                                       \
+    (CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D* what, CUcontext context))    \
+  X(cuGraphExecDestroy, 12000, (CUgraphExec executable))                                         \
+  X(cuGraphDestroy, 12000, (CUgraph graph))                                                      \
+  X(cuStreamQuery, 12000, (CUstream stream))                                                     \
+  X(cuStreamGetCtx, 12000, (CUstream stream, CUcontext * context))                               \
+  X(cuEventCreate, 12000, (CUevent * event, unsigned int flags))                                 \
+  X(cuEventDestroy, 12000, (CUevent event))                                                      \
+  X(cuEventRecord, 12000, (CUevent event, CUstream stream))                                      \
+  X(cuEventSynchronize, 12000, (CUevent event))                                                  \
+  X(cuEventQuery, 12000, (CUevent event))                                                        \
+  X(cuMemcpyDtoHAsync, 12000, (void* to, CUdeviceptr from, std::size_t bytes, CUstream stream))  \
+  X(cuMemcpyHtoDAsync, 12000,                                                                    \
+    (CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream))                      \
+  X(cuMemcpyDtoDAsync, 12000,                                                                    \
+    (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream))                      \
+  X(cuMemsetD8Async, 12000,                                                                      \
+    (CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream stream))                   \
+  X(cuMemAlloc, 12000, (CUdeviceptr * memory, std::size_t bytes))                                \
+  X(cuMemFree, 12000, (CUdeviceptr memory))                                                      \
+  X(cuMemHostAlloc, 12000, (void** memory, std::size_t bytes, unsigned int flags))               \
+  X(cuMemFreeHost, 12000, (void* memory))                                                        \
+  X(cuPointerGetAttribute, 12000,                                                                \
+    (void* value, CUpointer_attribute attribute, CUdeviceptr pointer))                           \
+  X(cuPointerGetAttributes, 12000,                                                               \
+    (unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr pointer))   \
+  X(cuModuleLoadData, 12000, (CUmodule * module, const void* image))                             \
+  X(cuModuleUnload, 12000, (CUmodule module))                                                    \
+  X(cuModuleGetFunction, 12000, (CUfunction * function, CUmodule module, const char* name))      \
+  X(cuFuncSetAttribute, 12000, (CUfunction function, CUfunction_attribute attribute, int value)) \
+  X(cuLaunchKernel, 12000,                                                                       \
+    (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,         \
+     unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,      \
+     CUstream stream, void** parameters, void** extra))                                          \
+  X(cuGetErrorName, 12000, (CUresult code, const char** text))                                   \
   X(cuGetErrorString, 12000, (CUresult code, const char** text))
 
 /// The oldest driver that is accepted, as cuDriverGetVersion numbers it.

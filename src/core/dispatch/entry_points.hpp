@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handlers that XLA calls: one for each platform, one that may be captured, and the fence.
+// The handlers that XLA calls: one for each platform, one that may be captured, the fence, and the
+// check before handlers of others.
 #pragma once
 
 #include "jaxbridge/abi/xla_ffi.hpp"
@@ -16,6 +17,11 @@ abi::xla_ffi::error* call_cuda_capturable(abi::xla_ffi::call_frame* frame) noexc
 
 /// Registered for platform "CUDA": the fence of programs that update memory of others in place.
 abi::xla_ffi::error* fence_cuda(abi::xla_ffi::call_frame* frame) noexcept;
+
+/// Registered for the platforms that they name: the check of memory that a handler of others' is to
+/// update in place.
+abi::xla_ffi::error* check_external_cpu(abi::xla_ffi::call_frame* frame) noexcept;
+abi::xla_ffi::error* check_external_cuda(abi::xla_ffi::call_frame* frame) noexcept;
 
 /// The FFI version (minor) of the runtime that asked for our metadata last; -1 before any did, and
 /// where the runtime does not say (0.1).

@@ -17,6 +17,9 @@ class in_place {
  public:
   using index_pair = std::pair<std::size_t, std::size_t>;
 
+  /// Nothing is updated.
+  in_place() noexcept = default;
+
   /// `names`: what messages call the operands. `pairs`: operands, and the results that they are.
   /// `external`: those of these operands that have to be imported memory. Throws
   /// std::invalid_argument where the three do not fit, or name buffers that no call has.

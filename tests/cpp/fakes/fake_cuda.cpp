@@ -4,6 +4,7 @@
 #include "fake_cuda.hpp"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -28,6 +29,21 @@ struct work {
   std::uint64_t from = 0;
   std::size_t bytes = 0;
   std::vector<std::pair<CUstream, std::uint64_t>> after;
+  fake_cuda::kernel_body* body = nullptr;  // of a launch
+  std::vector<std::uint64_t> words = {};
+  std::array<std::uint32_t, 6> shape = {};
+};
+
+struct CUfunc_st {
+  CUctx_st* context = nullptr;
+  std::size_t parameters = 0;
+  fake_cuda::kernel_body* body = nullptr;
+};
+
+struct CUmod_st {
+  CUctx_st* context = nullptr;
+  std::string image;
+  std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
 };
 
 struct capture {
@@ -132,6 +148,8 @@ struct world {
   std::size_t created = 0;                                       // streams, by the code under test
   std::vector<std::shared_ptr<capture>> captures;
   std::vector<declared_memory> declared;
+  std::map<CUmodule, std::unique_ptr<CUmod_st>> modules;
+  std::map<std::string, CUfunc_st> kernels;
 };
 
 std::mutex lock;
@@ -211,6 +229,8 @@ void execute(CUstream s, const work& w) {
   if (w.kind != nullptr) {
     if (std::strcmp(w.kind, "memset") == 0) {
       std::memset(reinterpret_cast<void*>(w.to), static_cast<int>(w.from), w.bytes);
+    } else if (w.body != nullptr) {
+      w.body(w.words.data(), w.shape.data());
     } else if (std::strcmp(w.kind, "record") != 0) {
       std::memcpy(reinterpret_cast<void*>(w.to), reinterpret_cast<const void*>(w.from), w.bytes);
     }
@@ -947,6 +967,85 @@ CUresult fake_free_host(void* memory) {
   });
 }
 
+CUresult fake_device_attribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  return entry("cuDeviceGetAttribute", {word(static_cast<int>(attribute)), word(device)}, true,
+               [&](locked&) {
+                 *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
+                 return CUDA_SUCCESS;
+               });
+}
+
+CUresult fake_module_load(CUmodule* module, const void* image) {
+  return entry("cuModuleLoadData", {}, true, [&](locked&) {
+    if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
+    auto made = std::make_unique<CUmod_st>();
+    made->context = current();
+    made->image = static_cast<const char*>(image);
+    *module = made.get();
+    now->modules.emplace(*module, std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_module_unload(CUmodule module) {
+  return entry("cuModuleUnload", {word(module)}, true, [&](locked&) {
+    const auto found = now->modules.find(module);
+    if (found == now->modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+    if (found->second->context != current()) return CUDA_ERROR_INVALID_CONTEXT;
+    now->modules.erase(found);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_module_get_function(CUfunction* function, CUmodule module, const char* name) {
+  return entry("cuModuleGetFunction", {word(module)}, true, [&](locked&) {
+    const auto found = now->modules.find(module);
+    if (found == now->modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+    const auto defined = now->kernels.find(name);
+    if (defined == now->kernels.end() || found->second->image.find(name) == std::string::npos) {
+      return CUDA_ERROR_NOT_FOUND;
+    }
+    auto& made = found->second->functions[name];
+    if (made == nullptr) made = std::make_unique<CUfunc_st>(defined->second);
+    made->context = found->second->context;
+    *function = made.get();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult fake_func_set_attribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  return entry("cuFuncSetAttribute",
+               {word(function), word(static_cast<int>(attribute)), word(value)}, true,
+               [&](locked&) { return CUDA_SUCCESS; });
+}
+
+CUresult fake_launch(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                     unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                     unsigned int block_z, unsigned int shared, CUstream handle, void** parameters,
+                     void** /*extra*/) {
+  return entry("cuLaunchKernel", {word(function), grid_x, block_x, shared, word(handle)}, true,
+               [&](locked&) {
+                 CUstream s = nullptr;
+                 if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
+                 const unsigned int threads = block_x * block_y * block_z;
+                 if (grid_x * grid_y * grid_z == 0 || threads == 0 || threads > 1024) {
+                   return CUDA_ERROR_INVALID_VALUE;
+                 }
+                 if (function->context != s->context) return CUDA_ERROR_INVALID_HANDLE;
+                 work w;
+                 w.kind = "launch";
+                 w.to = word(function);
+                 w.from = std::uint64_t{grid_x} * grid_y * grid_z * threads;
+                 w.body = function->body;
+                 w.shape = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
+                 for (std::size_t i = 0; i < function->parameters; ++i) {
+                   w.words.push_back(*static_cast<const std::uint64_t*>(parameters[i]));
+                 }
+                 return enqueue(s, std::move(w));
+               });
+}
+
 CUresult attribute_of(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
   for (const declared_memory& m : now->declared) {
     if (pointer < m.begin || pointer - m.begin >= m.bytes) continue;
@@ -1105,6 +1204,12 @@ const std::map<std::string, void*>& symbols() {
       {"cuMemFreeHost", address(&fake_free_host)},
       {"cuPointerGetAttribute", address(&fake_pointer_attribute)},
       {"cuPointerGetAttributes", address(&fake_pointer_attributes)},
+      {"cuDeviceGetAttribute", address(&fake_device_attribute)},
+      {"cuModuleLoadData", address(&fake_module_load)},
+      {"cuModuleUnload", address(&fake_module_unload)},
+      {"cuModuleGetFunction", address(&fake_module_get_function)},
+      {"cuFuncSetAttribute", address(&fake_func_set_attribute)},
+      {"cuLaunchKernel", address(&fake_launch)},
       {"cuGetErrorName", address(&fake_error_name)},
       {"cuGetErrorString", address(&fake_error_string)},
   };
@@ -1295,7 +1400,13 @@ const fake_cuda::control the_control = {
           for (const auto& [memory, bytes] : now->host_blocks) sum.host_bytes += bytes;
           sum.context_depth = contexts().size();
           for (const auto& c : now->primaries) sum.retained += c->retains;
+          sum.modules = now->modules.size();
           return sum;
+        },
+    .define_kernel =
+        [](const char* name, std::size_t parameters, fake_cuda::kernel_body* run) {
+          const std::lock_guard<std::mutex> hold_lock(lock);
+          now->kernels[name] = {nullptr, parameters, run};
         },
 };
 

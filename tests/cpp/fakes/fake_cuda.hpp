@@ -36,10 +36,10 @@ struct call {
 
 /// One piece of work that ran on a stream.
 struct execution {
-  const char* kind;  ///< "DtoH", "HtoD", "DtoD", "memset", "record"
+  const char* kind;  ///< "DtoH", "HtoD", "DtoD", "memset", "record", "launch"
   CUstream stream;
   std::uint64_t to;    ///< An address; for "record" the event.
-  std::uint64_t from;  ///< An address; for "memset" the value.
+  std::uint64_t from;  ///< An address; for "memset" the value; for "launch" its number of threads.
   std::size_t bytes;
 };
 
@@ -55,6 +55,7 @@ struct live_objects {
   std::size_t graphs;
   std::size_t executables;
   std::size_t captures;  ///< In progress.
+  std::size_t modules;
 };
 
 enum class hold : int {
@@ -62,6 +63,9 @@ enum class hold : int {
   until_synchronized,  ///< Runs when the host waits for it.
   until_released,      ///< Whoever waits for it blocks until another thread sets `none`.
 };
+
+/// What a kernel does, on the host.
+using kernel_body = void(const std::uint64_t* words, const std::uint32_t* shape);
 
 enum class capture_mode : int { global = 0, thread_local_ = 1, relaxed = 2 };
 
@@ -112,6 +116,11 @@ struct control {
   void (*declare_foreign_memory)(const void* memory, std::size_t bytes, int device,
                                  CUcontext context);
   live_objects (*live)();
+
+  /// A module whose image has `name` in it has a kernel of that name, with so many parameters. A
+  /// launch calls `run` with their words and the numbers of blocks and threads of a block (x, y,
+  /// z).
+  void (*define_kernel)(const char* name, std::size_t parameters, kernel_body* run);
 };
 
 /// The control of the instance that JAXBRIDGE_CUDA_DRIVER names. Ends the process if there is none:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "jaxbridge/abi/xla_ffi.hpp"
+#include "jaxbridge/attribute_set.hpp"
 #include "jaxbridge/dtype.hpp"
 
 namespace fake_xla {
@@ -55,49 +56,7 @@ outcome take(ffi::error* error);
 /// How many blocks of device memory handlers have.
 [[nodiscard]] std::int64_t live_blocks();
 
-/// A dictionary of attributes, in XLA's order: by name.
-class attribute_set {
- public:
-  template <class T>
-  attribute_set& scalar(std::string name, T value) {
-    return raw_scalar(std::move(name), static_cast<int>(jaxbridge::dtype_of<T>), &value,
-                      sizeof(value));
-  }
-  attribute_set& raw_scalar(std::string name, int type, const void* value, std::size_t bytes);
-  attribute_set& string(std::string name, std::string value);
-  template <class T>
-  attribute_set& array(std::string name, const std::vector<T>& values) {
-    return raw_array(std::move(name), static_cast<int>(jaxbridge::dtype_of<T>), values.data(),
-                     values.size(), sizeof(T));
-  }
-  attribute_set& raw_array(std::string name, int type, const void* data, std::size_t count,
-                           std::size_t item_bytes);
-  /// An empty dictionary, to be filled; it lives as long as this object.
-  attribute_set& dictionary(std::string name);
-  attribute_set& remove(const std::string& name);
-
-  /// XLA's form of it: as long as this object, until it is changed.
-  ffi::attributes& build();
-
- private:
-  struct entry {
-    ffi::attribute_type type{};
-    std::string bytes;  // the text, or what scalar and array point to
-    ffi::byte_span text{};
-    ffi::scalar number{};
-    ffi::array numbers{};
-    std::unique_ptr<attribute_set> nested;
-    ffi::byte_span name{};
-  };
-
-  entry& fresh(std::string name, ffi::attribute_type type);
-
-  std::map<std::string, entry> entries_;
-  std::vector<ffi::attribute_type> types_;
-  std::vector<ffi::byte_span*> names_;
-  std::vector<void*> values_;
-  ffi::attributes raw_{};
-};
+using jaxbridge::attribute_set;
 
 /// Makes one call frame. `frame()` lays everything out anew; after that a test may spoil what it
 /// points to. The builder owns all of it, memory of the arrays included.

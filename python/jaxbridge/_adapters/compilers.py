@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilers of device code that frameworks have."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxbridge._signature import Signature
+
+
+def cupy_version() -> str:
+    """CuPy's version; ImportError where it is not installed."""
+    import cupy
+
+    return str(cupy.__version__)
+
+
+def cupy_cubin(source: str, name: str, options: tuple[str, ...], architecture: str) -> bytes:
+    """A cubin of CUDA C++ source, by CuPy's NVRTC; for options as NVRTC takes them."""
+    from cupy.cuda import compiler
+
+    chosen = options if any("-std=" in o for o in options) else ("--std=c++17", *options)
+    image, _ = compiler.compile_using_nvrtc(
+        source, chosen, architecture.removeprefix("sm_"), f"{name}.cu"
+    )
+    return bytes(image)
+
+
+def numba_ptx(
+    function: Any, signature: "Signature", capability: tuple[int, int]
+) -> tuple[str, str]:
+    """PTX of a Python function that numba.cuda compiles for the types of `signature`, and its name."""
+    import numba
+    from numba import cuda
+
+    types = [_numba_type(numba, p) for p in signature.parameters]
+    ptx, _ = cuda.compile(
+        function,
+        tuple(types),
+        device=False,
+        abi="numba",
+        cc=capability,
+        output="ptx",
+    )
+    text = ptx if isinstance(ptx, str) else ptx.decode()
+    entries = re.findall(r"\.entry\s+([\w$]+)", text)
+    if len(entries) != 1:
+        raise TypeError(f"cuda_kernel: Numba made {len(entries)} kernels of {function!r}")
+    return text, entries[0]
+
+
+def _numba_type(numba: Any, p: Any) -> Any:
+    scalar = numba.from_dtype(np.dtype(p.dtype))
+    if not p.is_array:
+        return scalar
+    return numba.types.Array(scalar, len(p.shape or ()), "C", readonly=p.role == "operand")

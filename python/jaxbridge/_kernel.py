@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`cuda_kernel`: CUDA kernels, launched from C++ on XLA's stream."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _device_code, _identity, _signature
+from ._bind import Argument, ShapedCallee, check_parameters, function_of, signature_of
+from ._call_site import CallSite
+from ._native_function import NativeFunction
+from ._signature import Signature
+from .errors import SignatureError
+
+Extent = int | str
+Shape = Extent | Sequence[Extent] | Callable[..., Any]
+
+
+class _KernelCallee(ShapedCallee):
+    def __init__(
+        self,
+        code: _device_code.DeviceCode,
+        signature: Signature,
+        name: str,
+        claim: bool,
+        grid: Shape,
+        block: Shape,
+        shared: int | str,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.signatures = (signature,)
+        self.code = code
+        self.grid, self.block, self.shared = grid, block, shared
+        told = [code.identity, code.name, str(signature), repr(shared)]
+        for shape in (grid, block):
+            told.append(_identity.fingerprint(shape)[0] if callable(shape) else repr(shape))
+        if not any(t.startswith("only:") for t in told):
+            identity = "content:" + hashlib.sha256("\0".join(told).encode()).hexdigest()
+        elif claim:
+            identity = f"name:{name}:{signature}"
+        else:
+            identity = _identity.unique()
+        super().__init__(name, {"cuda": code}, identity, options, claim)
+
+    def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
+        assert site.types is not None
+        arguments, _ = self.arguments(site)
+        operands = [jax.ShapeDtypeStruct(tuple(s), d) for d, s in site.types[0]]
+        attributes = dict(site.arguments.tree[1])
+        lengths = self.signature.lengths(operands, attributes)
+        grid = self._extents("grid", self.grid, operands, attributes, lengths)
+        block = self._extents("block", self.block, operands, attributes, lengths)
+        shared = self.shared
+        if isinstance(shared, str):
+            shared = _signature.evaluate(shared, lengths)
+        if not 0 <= shared < 2**31:
+            raise ValueError(f"{self.name}: shared is {shared} bytes; expected 0 up to 2 GiB")
+        if self.code.convention == "numba":
+            arguments = self._numba_arguments(site, arguments)
+        return self.code.kernel(shared).target(
+            name=self.name,
+            arguments=arguments,
+            grid=grid,
+            block=block,
+            shared=shared,
+            operand_names=self.operand_names(site),
+            in_place=list(site.in_place),
+            external=list(site.external),
+        )
+
+    def _extents(
+        self, what: str, shape: Shape, operands: Any, attributes: Any, lengths: Mapping[str, Any]
+    ) -> tuple[int, int, int]:
+        given = shape(*operands, **attributes) if callable(shape) else shape
+        many = (given,) if isinstance(given, (int, str, np.integer)) else tuple(given)
+        out = [int(_signature.evaluate(e, lengths)) if isinstance(e, str) else int(e) for e in many]
+        lowest, highest = (0, 2**31 - 1) if what == "grid" else (1, 1024)
+        if not 1 <= len(out) <= 3 or not all(lowest <= n <= highest for n in out):
+            raise ValueError(
+                f"{self.name}: {what} is {tuple(out)}; expected one to three numbers from {lowest} to "
+                f"{highest}"
+            )
+        x, y, z = (*out, 1, 1)[:3]
+        return x, y, z
+
+    def _numba_arguments(self, site: CallSite, plain: Sequence[Argument]) -> list[Argument]:
+        # An array of Numba's is seven words and more: no owner, elements, bytes of one, the address,
+        # lengths, strides.
+        assert site.types is not None
+        of_operand = dict(enumerate(site.types[0]))
+        of_result = dict(enumerate(site.types[1]))
+        out: list[Argument] = []
+        for argument in plain:
+            source, _, index, _ = argument
+            if source not in ("operand", "result"):
+                out.append(argument)
+                continue
+            dtype, shape = (of_operand if source == "operand" else of_result)[index]
+            item = np.dtype(dtype).itemsize
+            strides = [
+                item * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))
+            ]
+            words = [0, 0, int(np.prod(shape, dtype=np.int64)), item]
+            out += [("value", False, 0, w) for w in words]
+            out.append(argument)
+            out += [("value", False, 0, w) for w in (*shape, *strides)]
+        return out
+
+
+def cuda_kernel(
+    code: Any,
+    name: str | None = None,
+    *,
+    signature: str | Signature,
+    grid: Shape,
+    block: Shape,
+    shared: int | str = 0,
+    options: Sequence[str] = (),
+    capturable: bool = True,
+    elementwise: bool = False,
+    vmap_method: str | None = None,
+    has_side_effect: bool | None = None,
+    export_name: str | None = None,
+) -> NativeFunction:
+    """A Function of a CUDA kernel, which is launched from C++ on XLA's stream: no Python, no GIL.
+
+    Args:
+        code: PTX (text), a cubin (bytes), CUDA C++ source (text; compiled by cuda.core, or by CuPy, for
+            the device that is there, and kept on disk by its content), a `numba.cuda` kernel, or a
+            `cupy.RawKernel`.
+        name: of the kernel in the code; a kernel object has one.
+        signature: the kernel's parameters in order, as `bind` takes them, without strings and stream.
+        grid: blocks: one to three numbers, or expressions of the signature's lengths such as
+            "(n + 255) // 256", or a function of the arguments (arrays as `jax.ShapeDtypeStruct`) that
+            returns them.
+        block: threads of a block: the same.
+        shared: bytes of dynamic shared memory of a block; a number, or an expression.
+        options: of the compiler, for source.
+        capturable: whether XLA may capture the launch into its command buffers.
+        elementwise: as `call` takes it.
+        vmap_method: as `call` takes it.
+        has_side_effect: as `call` takes it.
+        export_name: what tells the Function in other processes; without one it can't be exported.
+
+    Raises:
+        SignatureError: the signature is none, or a kernel has no such parameter.
+        TypeError: `code` is no code.
+    """
+    parsed = signature_of("cuda_kernel", signature)
+    check_parameters("cuda_kernel", parsed, "biufcV")
+    if parsed.of("stream") or any(p.form == "string" for p in parsed.attributes):
+        raise SignatureError("cuda_kernel: a kernel gets no stream, and no strings")
+    if parsed.returns != "void":
+        raise SignatureError("cuda_kernel: a kernel returns nothing")
+    found = _device_code.of(code, name, parsed, tuple(options))
+    chosen = {
+        "inout": parsed.in_place or None,
+        "elementwise": elementwise,
+        "vmap_method": vmap_method,
+        "has_side_effect": has_side_effect,
+        "graph": "xla" if capturable else "off",
+    }
+    callee = _KernelCallee(
+        found,
+        parsed,
+        export_name or found.name,
+        export_name is not None,
+        grid,
+        block,
+        shared,
+        chosen,
+    )
+    return function_of(callee, "")

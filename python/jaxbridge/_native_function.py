@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that are not Python's: what `load`, `bind`, `cuda_kernel` and `ffi` have in common."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat, _identity, _options, _primitive, _rules, _signature, _static_values
+from ._call_site import CallSite, Stats
+from ._callee import Callee
+from ._function import Function
+from ._signature import Signature
+from .errors import SignatureError
+
+
+class NativeCallee(Callee):
+    """A function that is not Python's. Told by an identity of its own, and not by its content.
+
+    Args:
+        name: what it is called.
+        platforms: where it runs, and what is called there (for messages).
+        identity: what tells it; "content:..." where equal ones are the same function.
+        options: as `_options.check` takes them.
+        claim: whether the name tells it in every process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        platforms: Mapping[str, Any],
+        identity: str,
+        options: Mapping[str, Any],
+        claim: bool = False,
+    ) -> None:
+        _options.check_name(name)
+        self.functions = dict(platforms)
+        self.frameworks = dict.fromkeys(platforms, "native")
+        defaults = dict.fromkeys(
+            ("out", "inout", "vmap_method", "has_side_effect", "scratch"), None
+        )
+        self.options = _options.check(
+            name, **{**defaults, "elementwise": False, "graph": "off", **options}
+        )
+        self.name = name
+        self.references = dict.fromkeys(platforms, None)
+        self.is_explicitly_named = claim
+        self.own_identity = _identity.unique()
+        self.programs = None
+        self._tokens = weakref.WeakValueDictionary()
+        self._witness = _identity.Witness()
+        self.identities = dict.fromkeys(platforms, identity)
+        self.counts = Stats()
+        self._counts_before = self.counts.totals()
+        if claim:
+            self._claim(name)
+
+    def _definition(self) -> Any:
+        return self.identities, self.options
+
+    def _redefines(self, before: Callee) -> bool:
+        return False
+
+    def _places(self) -> str:
+        return repr(self)
+
+    def tell(self) -> None:
+        """Nothing of it can change."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether another process can find it."""
+        return self.is_explicitly_named
+
+    def is_same_as(self, other: Callee) -> bool:
+        return self is other or (
+            isinstance(other, NativeCallee)
+            and self.identities == other.identities
+            and self.options == other.options
+        )
+
+    def framework_on(self, platform: str) -> str:
+        return "native"
+
+
+class SignedCallee(NativeCallee):
+    """A function whose operands and results a signature says."""
+
+    signatures: tuple[Signature, ...]
+
+    @property
+    def says_what_is_updated(self) -> bool:
+        return True
+
+    def operand_names(self, site: CallSite) -> list[str]:
+        return [f"{self.name}: argument {p.name!r}" for p in self.signatures[0].operands]
+
+
+class NativeFunction(Function[..., Any]):
+    """A Function whose arguments a signature says. Made by `load`, `bind` and `cuda_kernel`.
+
+    Arrays and static values are passed by position or by name, as `inspect.signature` shows them. A
+    `jax.Ref` for an array that is updated gets the result, which is not returned then.
+    """
+
+    def __init__(
+        self,
+        callee: NativeCallee,
+        signatures: Sequence[Signature],
+        results: Callable[..., Any],
+        doc: str = "",
+    ) -> None:
+        _rules.WithRules.__init__(self)
+        self.callee = callee
+        self.signatures = tuple(signatures)
+        self._results = results
+        self._programs = _primitive.Programs()
+        callee.programs = weakref.ref(self._programs)
+        self.__name__ = self.__qualname__ = callee.name.rpartition(".")[2]
+        self.__module__ = "jaxbridge.native"
+        self.__signature__ = self.signatures[0].python()
+        forms = "\n".join(f"    {s}" for s in self.signatures)
+        self.__doc__ = f"{doc}\n\nNative signature:\n{forms}\n".lstrip()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self  # as builtin functions are
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function: eagerly, or as part of the program that is being traced.
+
+        Raises:
+            TypeError: an argument of another dtype, rank or kind, or one too many; the message names it.
+        """
+        operands, attributes, extra = self._arguments(args, kwargs)
+        return super().__call__(*operands, **attributes, **extra)
+
+    def _arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """Operands, static values by name, and what is the caller's rule for results."""
+        name = self.callee.name
+        given = dict(kwargs)
+        extra = {k: given.pop(k) for k in ("result_shape_dtypes",) if k in given}
+        try:
+            bound = self.__signature__.bind(*args, **given)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}; its signature is {self.signatures[0]}") from None
+        bound.apply_defaults()
+        first = self.signatures[0]
+        attributes = {}
+        for p in first.attributes:
+            if bound.arguments[p.name] is None and p.optional:
+                continue
+            # Overloads can differ in the number's type; the first that holds the value decides here.
+            attributes[p.name] = self._static(p.name, bound.arguments[p.name])
+        operands = []
+        for k, p in enumerate(first.operands):
+            x = bound.arguments[p.name]
+            if isinstance(x, (bool, int, float, complex)) and not hasattr(x, "dtype"):
+                dtypes = {s.operands[k].dtype for s in self.signatures}
+                only = dtypes.pop() if len(dtypes) == 1 else None
+                x = jnp.asarray(x) if only is None else jnp.asarray(x, np.dtype(only))
+            elif not (
+                isinstance(x, (jax.Array, np.ndarray, np.generic))
+                or _compat.is_ref(x)
+                or hasattr(type(x), "__jax_array__")
+                or _compat.is_typed_number(x)
+            ):
+                raise TypeError(
+                    f"{name}: argument {p.name!r} is a {type(x).__name__}, expected an array: {p}"
+                )
+            operands.append(x if _compat.is_ref(x) else jnp.asarray(x))
+        avals = [_aval(x) for x in operands]
+        self.select(avals)
+        return operands, attributes, extra
+
+    def _static(self, parameter: str, value: Any) -> Any:
+        error: Exception | None = None
+        for s in self.signatures:
+            p = next(p for p in s.attributes if p.name == parameter)
+            try:
+                return _static_values.normalize(self.callee.name, p, value)
+            except (TypeError, OverflowError) as failed:
+                error = error or failed
+        assert error is not None
+        raise error
+
+    def select(self, operands: Sequence[Any]) -> Signature:
+        """The overload for operands of these types; TypeError where there is none."""
+        return select(self.callee.name, self.signatures, operands)
+
+
+def select(name: str, signatures: Sequence[Signature], operands: Sequence[Any]) -> Signature:
+    """The signature that takes operands of these types (abstract values)."""
+    reasons = []
+    for s in signatures:
+        reason = s.mismatch(operands)
+        if reason is None:
+            return s
+        reasons.append(reason)
+    if len(reasons) == 1:
+        raise TypeError(f"{name}: {reasons[0]}")
+    forms = "\n".join(f"  {s}" for s in signatures)
+    given = ", ".join(f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in operands)
+    raise TypeError(f"{name}: no overload takes ({given}); there are\n{forms}")
+
+
+def _aval(x: Any) -> Any:
+    aval = _compat.ref_value_aval(x) if _compat.is_ref(x) else x
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def one_or_all(results: Sequence[Any]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+# ---- results ---------------------------------------------------------------------------------------
+
+
+def result_types(
+    name: str,
+    signature: Signature,
+    rules: Sequence[str],
+    operands: Sequence[Any],
+    attributes: Mapping[str, Any],
+) -> list[tuple[tuple[Any, ...], Any]]:
+    """(shape, dtype) of all results, hidden ones last.
+
+    Args:
+        name: of the function, for messages.
+        signature: the overload that is called.
+        rules: for each result "same_as 0" or "[n, 2 * m]"; none: the signature's own shapes.
+        operands: abstract values.
+        attributes: the static values.
+
+    Raises:
+        TypeError: the shape cannot be told; the message names the result.
+    """
+    parameters = [*signature.results, *signature.hidden]
+    lengths = signature.lengths(operands, attributes)
+    out = []
+    for k, p in enumerate(parameters):
+        rule = rules[k] if rules else None
+        dtype = p.dtype
+        try:
+            if rule is not None and rule.startswith("same_as "):
+                of = operands[int(rule.removeprefix("same_as "))]
+                shape, dtype = tuple(of.shape), dtype or of.dtype
+            else:
+                axes = p.shape if rule is None else _signature.parse_axes(rule.strip()[1:-1])
+                if axes is None or "*" in axes:
+                    raise SignatureError(f"it is {p}, and no rule says its shape")
+                shape = tuple(_signature.evaluate(axis, lengths) for axis in axes)
+            if dtype is None:
+                raise SignatureError(f"it is {p}, and no rule says its dtype")
+            if p.shape is not None and len(shape) != len(p.shape):
+                raise SignatureError(f"it is {p}, and its rule {rule!r} gives rank {len(shape)}")
+        except (SignatureError, ValueError, IndexError) as error:
+            raise TypeError(f"{name}: the shape of result {k}: {error}") from error
+        out.append((shape, np.dtype(dtype)))
+    return out
+
+
+def after_batching(error: TypeError) -> TypeError:
+    return TypeError(
+        f'{error}. Under jax.vmap a vmap_method that passes whole batches needs any rank, "[...]"; '
+        f'"sequential" does not'
+    )

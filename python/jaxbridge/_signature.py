@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a native function takes: the one language of signatures, of libraries, C functions and kernels.
+
+A signature is a list of parameters in the order of the function's own::
+
+    "x: float32[n, k], y: float32[k, m], out z: float32[n, m], n: int32, k: int32, a: float32 = 1.0"
+"""
+
+import ast
+import dataclasses
+import inspect
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _core
+from .errors import SignatureError
+
+MISSING: Any = inspect.Parameter.empty
+
+# As C names them.
+_aliases = {
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "int": "int32",
+    "long": "int64",
+    "size_t": "uint64",
+    "unsigned": "uint32",
+    "char": "int8",
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    **{f"c{n}": f"complex{n}" for n in (64, 128)},
+    "bf16": "bfloat16",
+    "bool_": "bool",
+}
+_dtype_names = frozenset(_core.dtype_names())
+_roles = ("out", "inout", "workspace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a native function.
+
+    Args:
+        name: what it is called; empty for results of a library's function.
+        role: "operand", "result", "inout" (an operand that is a result), "workspace" (a hidden result),
+            "attribute" (a static value), "size" (the length by that name) or "stream".
+        dtype: of its elements, or of the value; None: any (arrays of a library's function).
+        shape: of an array: for each axis a name, a number, an expression of names, or "*" for any
+            length; None: any rank.
+        form: of an attribute: "scalar", "list", "string", "dict".
+        optional: the attribute may be left out.
+        default: what the attribute is where it is not given.
+    """
+
+    name: str
+    role: str
+    dtype: str | None = None
+    shape: tuple[str, ...] | None = None
+    form: str = "scalar"
+    optional: bool = False
+    default: Any = MISSING
+
+    def __str__(self) -> str:
+        if self.role == "stream":
+            return "stream"
+        out = {"result": "out ", "inout": "inout ", "workspace": "workspace "}.get(self.role, "")
+        out += f"{self.name}: " if self.name else ""
+        out += "optional " if self.optional else ""
+        if self.form in ("string", "dict"):
+            out += self.form
+        elif self.is_array:
+            axes = "..." if self.shape is None else ", ".join(self.shape)
+            out += f"{self.dtype or 'any'}[{axes}]"
+        else:
+            out += ("list " if self.form == "list" else "") + str(self.dtype)
+        return out if self.default is MISSING else f"{out} = {self.default!r}"
+
+    @property
+    def is_array(self) -> bool:
+        return self.role in ("operand", "result", "inout", "workspace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The parameters of a native function, in its own order, and what it returns.
+
+    Args:
+        parameters: each as a `Parameter`.
+        returns: "void", or "int32": an error code, of which 0 means success.
+
+    Raises:
+        SignatureError: parameters that do not fit together.
+    """
+
+    parameters: tuple[Parameter, ...]
+    returns: str = "void"
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.parameters if p.name]
+        for name in names:
+            if names.count(name) > 1:
+                raise SignatureError(f"two parameters are called {name!r}")
+        if self.returns not in ("void", "int32"):
+            raise SignatureError(
+                f"it returns {self.returns!r}; expected void, or int32 for an error code"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Signature":
+        """The signature that a text says; SignatureError where it says none."""
+        if not isinstance(text, str):
+            raise SignatureError(f"a signature is a string or a Signature, got {type(text)}")
+        body, arrow, returns = text.partition("->")
+        parameters = [_parse_parameter(entry) for entry in _split(body)]
+        axes = {
+            axis
+            for p in parameters
+            if p.role in ("operand", "inout")
+            for axis in p.shape or ()
+            if axis.isidentifier()
+        }
+        # A number by the name of a length is that length.
+        parameters = [
+            dataclasses.replace(p, role="size")
+            if p.role == "attribute" and p.name in axes and p.form == "scalar" and _is_integer(p)
+            else p
+            for p in parameters
+        ]
+        kind = _aliases.get(returns.strip(), returns.strip()) if arrow else "void"
+        return cls(tuple(parameters), kind)
+
+    def named(self, names: str) -> "Signature":
+        """With names, names of lengths and defaults from `names`: "x[n, k], a = 2.0".
+
+        Raises:
+            SignatureError: they are not those of the operands and attributes.
+        """
+        mine = [p for p in self.parameters if p.role in ("operand", "inout", "attribute")]
+        given = _split(names) if names else [f"p{i}" for i in range(len(mine))]
+        if len(given) != len(mine):
+            raise SignatureError(f"{len(given)} names ({names!r}) for {len(mine)} parameters")
+        renamed: dict[int, Parameter] = {}
+        for p, entry in zip(mine, given, strict=True):
+            found = re.fullmatch(r"\s*(\w+)\s*(?:\[(.*?)\])?\s*(?:=\s*(.+?))?\s*", entry)
+            if not found or not found[1].isidentifier():
+                raise SignatureError(f"{entry!r} is no name of a parameter")
+            shape = p.shape
+            if found[2] is not None:
+                shape = parse_axes(found[2])
+                if not p.is_array or (
+                    p.shape is not None and shape is not None and len(shape) != len(p.shape)
+                ):
+                    raise SignatureError(f"{entry!r} does not fit {p}")
+            default = MISSING if found[3] is None else _literal(found[3])
+            if default is not MISSING and p.role != "attribute":
+                raise SignatureError(f"{entry!r}: an array has no default")
+            renamed[id(p)] = dataclasses.replace(
+                p,
+                name=found[1],
+                shape=shape,
+                default=None if p.optional and default is MISSING else default,
+            )
+        return Signature(tuple(renamed.get(id(p), p) for p in self.parameters), self.returns)
+
+    def __str__(self) -> str:
+        out = ", ".join(map(str, self.parameters))
+        return out if self.returns == "void" else f"{out} -> {self.returns}"
+
+    # ---- which is what -----------------------------------------------------------------------
+
+    def of(self, *roles: str) -> list[Parameter]:
+        return [p for p in self.parameters if p.role in roles]
+
+    @property
+    def operands(self) -> list[Parameter]:
+        return self.of("operand", "inout")
+
+    @property
+    def attributes(self) -> list[Parameter]:
+        return self.of("attribute")
+
+    @property
+    def results(self) -> list[Parameter]:
+        """What the caller gets, in order."""
+        return self.of("result", "inout")
+
+    @property
+    def hidden(self) -> list[Parameter]:
+        return self.of("workspace")
+
+    @property
+    def in_place(self) -> dict[int, int]:
+        """From positions of operands to those of the results that they are."""
+        operands, results = self.operands, self.results
+        return {operands.index(p): results.index(p) for p in self.of("inout")}
+
+    def python(self) -> inspect.Signature:
+        """What the caller gives: first the operands, then the attributes, each in their order."""
+        parameters: list[inspect.Parameter] = []
+        kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        for p in (*self.operands, *self.attributes):
+            # C puts them in any order, and Python none without a default behind one that has one.
+            if p.default is MISSING and parameters and parameters[-1].default is not MISSING:
+                kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(p.name, kind, default=p.default))
+        return inspect.Signature(parameters)
+
+    # ---- arrays ------------------------------------------------------------------------------
+
+    def mismatch(self, operands: Sequence[Any]) -> str | None:
+        """Why these operands (abstract values) are not what the function takes; None: they are."""
+        lengths: dict[str, tuple[Any, str]] = {}
+        expected = self.operands
+        if len(operands) != len(expected):
+            return f"got {len(operands)} arrays, expected {len(expected)}: {self}"
+        for p, x in zip(expected, operands, strict=True):
+            given = f"argument {p.name!r} is {_type_text(x)}"
+            if p.dtype is not None and np.dtype(x.dtype).name != p.dtype:
+                hint = ""
+                if (
+                    p.dtype in ("float64", "int64", "uint64", "complex128")
+                    and not jax.config.jax_enable_x64
+                ):
+                    hint = "; JAX has 64-bit types only with jax_enable_x64"
+                return f"{given}, expected {_array_text(p)}{hint}"
+            if p.shape is None:
+                continue
+            if len(x.shape) != len(p.shape):
+                return f"{given}, of rank {len(x.shape)}, expected {_array_text(p)}, of rank {len(p.shape)}"
+            for axis, length in zip(p.shape, x.shape, strict=True):
+                if axis.isdigit() and length != int(axis):
+                    return f"{given}, expected {_array_text(p)}"
+                if axis.isidentifier():
+                    before, of = lengths.setdefault(axis, (length, p.name))
+                    if before != length:
+                        return f"{given}, and {axis} is {before} in argument {of!r}: {self}"
+        return None
+
+    def lengths(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """The numbers by name: lengths of operands, integer attributes."""
+        out = {
+            p.name: attributes[p.name]
+            for p in self.attributes
+            if p.form == "scalar" and _is_integer(p) and attributes.get(p.name) is not None
+        }
+        for p, x in zip(self.operands, operands, strict=True):
+            if p.shape is not None:
+                out.update(
+                    (axis, n)
+                    for axis, n in zip(p.shape, x.shape, strict=True)
+                    if axis.isidentifier()
+                )
+        return out
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+
+def _split(text: str) -> list[str]:
+    """The entries of a list, at commas outside of brackets and quotes."""
+    entries, depth, quote, begin = [], 0, "", 0
+    for i, c in enumerate(text):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "[({":
+            depth += 1
+        elif c in "])}":
+            depth -= 1
+        elif c == "," and depth == 0:
+            entries.append(text[begin:i])
+            begin = i + 1
+    if depth or quote:
+        raise SignatureError(f"{text!r} has a bracket or a quote without its other half")
+    entries.append(text[begin:])
+    stripped = [e.strip() for e in entries]
+    if stripped == [""]:
+        return []
+    if "" in stripped:
+        raise SignatureError(f"{text!r} has an empty entry")
+    return stripped
+
+
+_parameter = re.compile(
+    r"(?:(?P<role>out|inout|workspace)\s+)?"
+    r"(?:(?P<name>[A-Za-z_]\w*)\s*:\s*)?"
+    r"(?P<optional>optional\s+)?(?:const\s+)?"
+    r"(?P<list>list\s+)?"
+    r"(?P<type>[A-Za-z_]\w*)"
+    r"\s*(?:\[(?P<axes>[^\[\]]*)\])?"
+    r"\s*(?:=\s*(?P<default>.+))?",
+    re.DOTALL,
+)
+
+
+def _parse_parameter(entry: str) -> Parameter:
+    if entry == "stream":
+        return Parameter("", "stream")
+    found = _parameter.fullmatch(entry)
+    if found is None:
+        raise SignatureError(
+            f"{entry!r} is no parameter; expected 'x: float32[n, m]' (an array), 'out y: float32[n]', "
+            f"'inout z: float32[n]', 'a: float64 = 1.0' (a static value), 'n: int32' (a length), 'stream'"
+        )
+    role, name, kind, axes = found["role"], found["name"] or "", found["type"], found["axes"]
+    default = MISSING if found["default"] is None else _literal(found["default"])
+    optional = found["optional"] is not None
+    if optional and default is MISSING:
+        default = None
+    if axes is not None:
+        if found["list"] or optional or default is not MISSING:
+            raise SignatureError(f"{entry!r}: an array has no default, and is no list")
+        shape = parse_axes(axes)
+        dtype = None if kind == "any" else _dtype(kind, entry)
+        of = {"out": "result", "inout": "inout", "workspace": "workspace", None: "operand"}[role]
+        return Parameter(name, of, dtype, shape)
+    if role is not None:
+        raise SignatureError(
+            f"{entry!r}: {role} is for arrays; expected {role} {name}: {kind}[...]"
+        )
+    if kind in ("string", "dict"):
+        return Parameter(name, "attribute", None, None, kind, optional, default)
+    form = "list" if found["list"] else "scalar"
+    return Parameter(name, "attribute", _dtype(kind, entry), None, form, optional, default)
+
+
+def parse_axes(text: str) -> tuple[str, ...] | None:
+    if text.strip() == "...":
+        return None
+    axes = tuple(_split(text))
+    for axis in axes:
+        if axis != "*":
+            _expression(axis)
+    return axes
+
+
+def _dtype(text: str, entry: str) -> str:
+    name = _aliases.get(text, text)
+    if name not in _dtype_names:
+        raise SignatureError(
+            f"{entry!r}: {text!r} is no dtype; expected one such as float32, int64"
+        )
+    return name
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
+        raise SignatureError(f"the default {text!r} is no Python literal") from error
+
+
+def _is_integer(p: Parameter) -> bool:
+    return p.dtype is not None and p.dtype.lstrip("u").startswith("int")
+
+
+def _type_text(x: Any) -> str:
+    return f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
+
+
+def _array_text(p: Parameter) -> str:
+    return f"{p.dtype or 'any'}[{'...' if p.shape is None else ', '.join(p.shape)}]"
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+_operators: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _expression(text: str) -> ast.expr:
+    if len(text) > 1000:
+        raise SignatureError("an expression of a length has more than 1000 characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise SignatureError(f"{text!r} is no expression of lengths") from error
+    for node in ast.walk(tree):
+        is_number = isinstance(node, ast.Constant) and type(node.value) is int
+        is_call = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("min", "max")
+            and not node.keywords
+            and len(node.args) > 1
+        )
+        is_operation = isinstance(node, ast.BinOp) and type(node.op) in _operators
+        others = (ast.Name, ast.Load, ast.operator)
+        if not (is_number or is_call or is_operation or isinstance(node, others)):
+            raise SignatureError(
+                f"{text!r} is no expression of lengths; expected names, numbers, + - * // %, min and max"
+            )
+    return tree
+
+
+def evaluate(text: str, lengths: Mapping[str, Any]) -> Any:
+    """The number that an expression is.
+
+    Raises:
+        SignatureError: a name is unknown, or it cannot be computed.
+    """
+
+    def of(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                if name not in lengths:
+                    raise SignatureError(
+                        f"{text!r}: {name} is neither a length of an argument nor an integer attribute"
+                    )
+                return lengths[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _operators[type(op)](of(left), of(right))
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return (min if name == "min" else max)(*map(of, args))
+            case _:
+                raise SignatureError(f"{text!r} is no expression of lengths")
+
+    try:
+        return of(_expression(text))
+    except (ZeroDivisionError, RecursionError) as error:
+        raise SignatureError(f"{text!r} cannot be computed with {dict(lengths)}") from error

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static arguments of native functions: checked, and as XLA's FFI has them."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._signature import Parameter
+
+
+def normalize(function: str, p: Parameter, value: Any) -> Any:
+    """A static argument as a plain Python value, of which two that are equal are one.
+
+    Raises:
+        TypeError: it is of another kind.
+        OverflowError: the number does not fit.
+    """
+    where = f"{function}: argument {p.name!r}"
+    if value is None and p.optional:
+        return None
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{where} is static ({p}), and is computed inside the program here; mark it with "
+            f"static_argnames=, or make it a Python value"
+        )
+    if p.form == "string":
+        if not isinstance(value, str):
+            raise TypeError(f"{where} is {value!r}, expected a string")
+        return value
+    if p.form == "dict":
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{where} is {value!r}, expected a dictionary")
+        return _plain(where, value)
+    if p.form == "list":
+        if np.ndim(value) != 1:
+            raise TypeError(f"{where} is {value!r}, expected a list of {p.dtype}")
+        return tuple(_number(where, str(p.dtype), v) for v in np.asarray(value).tolist())
+    if np.ndim(value) != 0:
+        raise TypeError(f"{where} is an array, expected one {p.dtype}")
+    return _number(where, str(p.dtype), value.item() if hasattr(value, "item") else value)
+
+
+def _number(where: str, dtype: str, value: Any) -> Any:
+    wanted: type
+    if dtype == "bool":
+        if not isinstance(value, bool):
+            raise TypeError(f"{where} is {value!r}, expected True or False")
+        return value
+    if dtype.lstrip("u").startswith("int"):
+        wanted = int
+        try:
+            out = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{where} is {value!r}, expected an integer ({dtype})") from None
+        limits = np.iinfo(dtype)
+        if not limits.min <= out <= limits.max:
+            raise OverflowError(f"{where} is {value!r}, which {dtype} does not hold")
+        return out
+    wanted = complex if dtype.startswith("complex") else float
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{where} is {value!r}, expected a number ({dtype})")
+    try:
+        return wanted(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{where} is {value!r}, expected a number ({dtype})") from None
+
+
+def _plain(where: str, value: Any) -> Any:
+    """The plain values of a dictionary."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}, expected strings")
+        return {k: _plain(f"{where}[{k!r}]", v) for k, v in value.items()}
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(where, value.item())
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (tuple, list, np.ndarray)) and np.ndim(value) == 1:
+        items = [_plain(where, v) for v in value]
+        if all(isinstance(v, (int, float)) for v in items):
+            return tuple(items)
+    raise TypeError(
+        f"{where} is {value!r}; a dictionary holds numbers, truth values, strings, lists of numbers "
+        f"and dictionaries"
+    )
+
+
+def ffi_value(p: Parameter, value: Any) -> Any:
+    """A normalized value as XLA's FFI has it: NumPy scalar or array, string, dictionary."""
+    if p.form in ("string", "dict"):
+        return _ffi_plain(value)
+    dtype = np.dtype(str(p.dtype))
+    if p.form == "list" and dtype.kind == "b":
+        return np.asarray(value, np.uint8)  # XLA has no arrays of truth values here
+    if p.form == "list" or dtype.kind == "c":
+        # JAX has no complex attributes: an array of the parts.
+        array = np.atleast_1d(np.asarray(value, dtype))
+        return array.view(array.real.dtype) if dtype.kind == "c" else array
+    return dtype.type(value)
+
+
+def _ffi_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _ffi_plain(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        floats = any(isinstance(v, float) for v in value)
+        return np.asarray(value, np.float64 if floats else np.int64)
+    if isinstance(value, (bool, str)):
+        return value
+    return np.int64(value) if isinstance(value, int) else np.float64(value)

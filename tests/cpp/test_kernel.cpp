@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels on the fake driver: what is loaded where, and launched how.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/cuda/module.hpp"
+#include "core/native/kernel_target.hpp"
+#include "fakes/fake_cuda_fixture.hpp"
+
+namespace {
+
+using namespace jaxbridge::cuda;  // NOLINT: the names of cuda.h
+using fake_cuda::api;
+using jaxbridge::any_buffer;
+using jaxbridge::dtype;
+using jaxbridge::status;
+using jaxbridge::stream_ref;
+using jaxbridge::native::argument;
+using jaxbridge::native::kernel_target;
+
+// y[i] = x[i] + a, for each thread.
+void add(const std::uint64_t* words, const std::uint32_t* shape) {
+  const auto* x = reinterpret_cast<const float*>(words[0]);
+  auto* y = reinterpret_cast<float*>(words[1]);
+  float a = 0;
+  std::memcpy(&a, &words[2], sizeof(a));
+  for (std::uint32_t i = 0; i < shape[0] * shape[3]; ++i) y[i] = x[i] + a;
+}
+
+class kernel_test : public fake_cuda::cuda_test {
+ protected:
+  void SetUp() override {
+    cuda_test::SetUp();
+    api().define_kernel("add", 3, &add);
+  }
+  void TearDown() override {
+    EXPECT_EQ(api().live().modules, 0U);
+    cuda_test::TearDown();
+  }
+
+  static std::shared_ptr<kernel> make(std::uint32_t shared = 0) {
+    return std::make_shared<kernel>("// has add", "add", shared);
+  }
+
+  static argument of(argument::source from, std::uint32_t index) {
+    argument a;
+    a.from = from;
+    a.index = index;
+    return a;
+  }
+
+  static std::vector<argument> arguments(float value) {
+    argument a;
+    std::memcpy(&a.bits, &value, sizeof(value));
+    return {of(argument::source::operand, 0), of(argument::source::result, 0), a};
+  }
+
+  // A call on `x` and `y` in device `ordinal`.
+  static status call(kernel_target& t, CUstream stream, int ordinal, std::array<float, 4>& x,
+                     std::array<float, 4>& y) {
+    static const std::array<std::int64_t, 1> shape = {4};
+    const any_buffer in{x.data(), dtype::float32, shape};
+    const any_buffer out{y.data(), dtype::float32, shape};
+    jaxbridge::dispatch::call c;
+    c.device = {jaxbridge::platform::cuda, ordinal};
+    c.stream = stream_ref(stream);
+    c.operands = {&in, 1};
+    c.results = {&out, 1};
+    return t.invoke(c);
+  }
+
+  std::array<float, 4> x_{1, 2, 3, 4};
+  std::array<float, 4> y_{};
+};
+
+TEST_F(kernel_test, is_launched_on_the_stream_of_the_call) {
+  kernel_target t("f", make(), arguments(0.5F), {{2, 1, 1}, {2, 1, 1}, 16}, {});
+  CUstream stream = api().make_stream(0, true);
+  ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
+  EXPECT_EQ(y_, (std::array<float, 4>{1.5, 2.5, 3.5, 4.5}));
+  EXPECT_EQ(t.calls(), 1U);
+  ASSERT_EQ(fake_cuda::count("cuLaunchKernel"), 1U);
+  fake_cuda::call last{};
+  for (const fake_cuda::call& c : fake_cuda::calls()) {
+    if (c.name == std::string("cuLaunchKernel")) last = c;
+  }
+  EXPECT_EQ(last.arguments[1], 2U);
+  EXPECT_EQ(last.arguments[2], 2U);
+  EXPECT_EQ(last.arguments[3], 16U);
+  EXPECT_EQ(last.arguments[4], reinterpret_cast<std::uintptr_t>(stream));
+}
+
+TEST_F(kernel_test, is_loaded_once_for_each_device) {
+  const auto k = make();
+  kernel_target t("f", k, arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+  const std::array streams = {api().make_stream(0, true), api().make_stream(1, true)};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      std::array<float, 4> x{1, 2, 3, 4};
+      std::array<float, 4> y{};
+      EXPECT_TRUE(call(t, streams[static_cast<std::size_t>(i % 2)], i % 2, x, y).ok());
+      EXPECT_EQ(y[3], 5);
+    });
+  }
+  for (std::thread& one : threads) one.join();
+  EXPECT_EQ(k->loaded(), 2);
+  EXPECT_EQ(fake_cuda::count("cuModuleLoadData"), 2U);
+  EXPECT_EQ(api().live().modules, 2U);
+}
+
+TEST_F(kernel_test, is_loaded_while_xla_captures) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+  CUstream stream = api().make_stream(0, true);
+  ASSERT_EQ(api().begin_capture(stream, fake_cuda::capture_mode::thread_local_), CUDA_SUCCESS);
+  EXPECT_TRUE(call(t, stream, 0, x_, y_).ok());
+  std::size_t pieces = 0;
+  EXPECT_EQ(api().end_capture(stream, &pieces), CUDA_SUCCESS);
+  EXPECT_EQ(pieces, 1U);
+  EXPECT_EQ(y_[0], 0);  // captured, and not run
+}
+
+TEST_F(kernel_test, asks_for_much_shared_memory) {
+  kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {});
+  EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+  EXPECT_EQ(fake_cuda::count("cuFuncSetAttribute"), 1U);
+}
+
+TEST_F(kernel_test, of_no_blocks_does_nothing) {
+  kernel_target t("f", make(), arguments(1), {{0, 1, 1}, {4, 1, 1}, 0}, {});
+  EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 0U);
+}
+
+TEST_F(kernel_test, that_is_not_in_the_code_is_named) {
+  kernel_target t("f", std::make_shared<kernel>("// has add", "sub", 0), arguments(1),
+                  {{1, 1, 1}, {4, 1, 1}, 0}, {});
+  const status s = call(t, api().make_stream(0, true), 0, x_, y_);
+  EXPECT_NE(s.message().find("f: the code has no kernel 'sub': declare it extern \"C\""),
+            std::string::npos)
+      << s.message();
+}
+
+TEST_F(kernel_test, on_memory_that_is_not_one_is_refused) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0},
+                  jaxbridge::dispatch::in_place({}, {{0, 0}}, {}));
+  EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 0U);
+}
+
+TEST_F(kernel_test, says_which_driver_call_failed) {
+  CUstream stream = api().make_stream(0, true);
+  for (const char* name : {"cuCtxPushCurrent", "cuModuleLoadData", "cuModuleGetFunction",
+                           "cuFuncSetAttribute", "cuLaunchKernel"}) {
+    kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {});
+    api().fail(name, 1, CUDA_ERROR_INVALID_VALUE, false);
+    const status s = call(t, stream, 0, x_, y_);
+    EXPECT_NE(s.message().find(name), std::string::npos) << name << ": " << s.message();
+    EXPECT_TRUE(call(t, stream, 0, x_, y_).ok()) << name;  // it is tried anew
+  }
+}
+
+TEST_F(kernel_test, ends_quietly_when_the_process_ends) {
+  {
+    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+    EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+    jaxbridge::begin_exit();
+    EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+  }
+  EXPECT_EQ(fake_cuda::count("cuModuleUnload"), 0U);
+  api().reset(2);
+}
+
+}  // namespace

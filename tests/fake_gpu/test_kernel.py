@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`cuda_kernel` and functions for CUDA of `bind`, without a GPU."""
+
+import contextlib
+import ctypes
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_gpu import Program, array, fake
+
+import jaxbridge
+from jaxbridge.errors import PlatformError, SignatureError
+
+with contextlib.suppress(ImportError):  # Numba looks among a kernel's globals
+    from numba import cuda
+
+N = 16
+X = jnp.zeros(N, jnp.float32)
+PTX = ".version 8.0\n.target sm_80\n// has axpy\n"
+Body = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32))
+launches = []
+
+
+def define(name, count, body):
+    launched = Body(lambda words, shape: body(words[:count], shape[:6]))
+    define.kept.append(launched)
+    fake("define_kernel", None, ctypes.c_char_p(name), ctypes.c_size_t(count), launched)
+
+
+define.kept = []
+
+
+def floats(address):
+    return np.ctypeslib.as_array((ctypes.c_float * N).from_address(address))
+
+
+def axpy_body(words, shape):
+    x, a, y, n = words
+    (a,) = np.asarray([a & 0xFFFFFFFF], np.uint32).view(np.float32)
+    launches.append((tuple(shape), int(np.int32(n & 0xFFFFFFFF)), float(a)))
+    floats(y)[:] += a * floats(x)
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    launches.clear()
+    define(b"axpy", 4, axpy_body)
+
+
+SIGNATURE = "x: float32[n], a: float32 = 2.0, inout y: float32[n], n: int32"
+
+
+def made(**changes):
+    how = {"signature": SIGNATURE, "grid": "(n + 3) // 4", "block": 4, **changes}
+    return jaxbridge.cuda_kernel(PTX, "axpy", **how)
+
+
+def test_launch():
+    f = made()
+    program, stream = Program(f, X, X), fake.stream()
+    x, y = array(N, 1), array(N, 3)
+    program([x, y], [y], stream)
+    np.testing.assert_array_equal(y, 5)
+    assert launches == [((4, 1, 1, 4, 1, 1), N, 2.0)]
+    assert f.stats()["calls"] == 1
+
+
+@pytest.mark.parametrize(
+    "grid, block",
+    [
+        ((4, 1), (2, 2)),
+        (lambda x, y, a: x.shape[0] // 4, ["n // 4"]),
+        (np.int64(4), "max(n // 8, 4)"),
+    ],
+)
+def test_grid_and_block(grid, block):
+    x, y = array(N, 1), array(N, 0)
+    Program(made(grid=grid, block=block), X, X, a=0.5)([x, y], [y], fake.stream())
+    ((gx, gy, gz, bx, by, bz), n, a) = launches[0]
+    assert (gx * gy * gz, bx * by * bz, n, a) == (4, 4, N, 0.5)
+
+
+def test_wrong_grids_and_blocks():
+    for changes, text in [
+        ({"grid": -1}, "grid is .*-1.*expected one to three numbers from 0"),
+        ({"block": 2048}, "block is .*2048.*from 1 to 1024"),
+        ({"grid": "m"}, "m is neither a length"),
+        ({"grid": (1, 2, 3, 4)}, "expected one to three numbers"),
+        ({"shared": -1}, "shared is -1"),
+    ]:
+        with pytest.raises((ValueError, SignatureError), match=text):
+            Program(made(**changes), X, X)
+
+
+def test_wrong_code_and_signatures():
+    with pytest.raises(TypeError, match="name the kernel"):
+        jaxbridge.cuda_kernel(PTX, signature=SIGNATURE, grid=1, block=1)
+    with pytest.raises(TypeError, match="the code is int"):
+        jaxbridge.cuda_kernel(3, "axpy", signature=SIGNATURE, grid=1, block=1)
+    with pytest.raises(SignatureError, match="gets no stream"):
+        made(signature="x: float32[n], stream")
+    with pytest.raises(SignatureError, match="returns nothing"):
+        made(signature="x: float32[n], out y: float32[n] -> int")
+
+
+def test_it_is_not_there_on_the_cpu():
+    with pytest.raises(PlatformError, match="axpy: there is a function for cuda, none for cpu"):
+        made()(X, X)
+
+
+def test_a_kernel_that_is_not_there():
+    f = jaxbridge.cuda_kernel(PTX, "sub", signature=SIGNATURE, grid=1, block=1)
+    with pytest.raises(RuntimeError, match="sub: the code has no kernel 'sub'"):
+        y = array(N)
+        Program(f, X, X)([array(N), y], [y], fake.stream())
+
+
+def test_one_module_for_all_shapes_as_long_as_a_program():
+    jax.clear_caches()
+    gc.collect()
+    f = made()
+    before = modules()
+    programs = [Program(f, X, X), Program(f, X, X, a=3.0), Program(f, X[:4], X[:4])]
+    x, y = array(N, 1), array(N, 0)
+    stream = fake.stream()
+    for program in programs[:2]:
+        program([x, y], [y], stream)
+    np.testing.assert_array_equal(y, 5)
+    assert modules() == before + 1
+    del f, programs, program
+    jax.clear_caches()
+    gc.collect()
+    assert modules() == before
+
+
+def modules():
+    names = [name for name, _ in fake.calls()]
+    return names.count("cuModuleLoadData") - names.count("cuModuleUnload")
+
+
+def test_export_needs_a_name():
+    f = made()
+    with pytest.raises(NotImplementedError, match="an anonymous function cannot be exported"):
+        jax.export.export(jax.jit(f), platforms=["cuda"])(X, X)
+
+
+def test_vmap():
+    f = made(vmap_method="sequential")
+    text = (
+        jax.jit(jax.vmap(f)).trace(X[None], X[None]).lower(lowering_platforms=("cuda",)).as_text()
+    )
+    assert "jaxbridge.call_capturable" in text
+    with pytest.raises(TypeError, match="of rank 2"):
+        whole = made(vmap_method="broadcast_all")
+        jax.jit(jax.vmap(whole)).trace(X[None], X[None]).lower(lowering_platforms=("cuda",))
+
+
+def test_capturable():
+    for capturable, name in ((True, "jaxbridge.call_capturable"), (False, "jaxbridge.call")):
+        traced = jax.jit(made(capturable=capturable)).trace(X, X)
+        assert f"@{name}(" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def scale(x, a, y):
+    i = cuda.grid(1)
+    if i < y.shape[0]:
+        y[i, 0] = a * x[i, 0]
+
+
+def test_numba_kernels_get_their_arrays():
+    pytest.importorskip("numba.cuda")
+    seen = []
+    f = jaxbridge.cuda_kernel(
+        cuda.jit(scale),
+        signature="x: float32[n, 2], a: float32, out y: float32[n, 2]",
+        grid=1,
+        block=32,
+    )
+    words = 2 * 9 + 1
+    define(f.name.encode(), words, lambda words, shape: seen.append(words))
+    x, y = array(8, 1).reshape(4, 2), array(8).reshape(4, 2)
+    Program(f, jnp.zeros((4, 2), jnp.float32), a=2.0)([x], [y], fake.stream())
+    (got,) = seen
+    assert got[:9] == [0, 0, 8, 4, x.ctypes.data, 4, 2, 8, 4]
+    assert got[10:] == [0, 0, 8, 4, y.ctypes.data, 4, 2, 8, 4]
+
+
+def test_source_is_compiled_once(tmp_path, monkeypatch):
+    from jaxbridge import _config, _device_code
+
+    monkeypatch.setattr(_config, "cache_directory", str(tmp_path))
+    compiled = []
+
+    def compile_it(source, name, options, architecture):
+        compiled.append((name, options, architecture))
+        return b"\x7fELF has axpy"
+
+    monkeypatch.setattr(_device_code, "_compiler", lambda: ("fake", "1", compile_it))
+    for _ in range(2):
+        f = jaxbridge.cuda_kernel(
+            "extern __global__ ...", "axpy", signature=SIGNATURE, grid=1, block=N, options=["-DA"]
+        )
+        x, y = array(N, 1), array(N, 0)
+        Program(f, X, X)([x, y], [y], fake.stream())
+        np.testing.assert_array_equal(y, 2)
+    assert compiled == [("axpy", ("-DA",), "sm_90")]
+    assert [p.suffix for p in tmp_path.iterdir()] == [".cubin"]
+
+
+def test_bound_functions_get_the_stream():
+    seen = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    def launch(x, stream, y):
+        seen.append((x, stream, y))
+        return 0
+
+    f = jaxbridge.bind(launch, "x: float32[n], stream, out y: float32[n] -> int32")
+    program, stream = Program(f, X), fake.stream()
+    x, y = array(N), array(N)
+    program([x], [y], stream)
+    assert seen == [(x.ctypes.data, stream, y.ctypes.data)]

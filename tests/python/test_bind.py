@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bind`: plain C functions, called from C++."""
+
+import ctypes
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbridge
+from jaxbridge import Parameter, Signature
+from jaxbridge.errors import SignatureError
+from native_libraries import built
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return ctypes.CDLL(str(built("plain.c", "plain")))
+
+
+AXPY = "x: double[n], n: long, a: double = 2.0, inout y: double[n]"
+
+
+def test_sizes_attributes_in_place(lib):
+    f = jaxbridge.bind(lib.axpy, AXPY)
+    assert str(inspect.signature(f)) == "(x, y, a=2.0)"
+    np.testing.assert_array_equal(f(np.arange(4.0), np.ones(4)), [1, 3, 5, 7])
+    jitted = jax.jit(lambda x, y: f(x, y, a=3.0))
+    np.testing.assert_array_equal(jitted(np.arange(4.0), np.ones(4)), [1, 4, 7, 10])
+    np.testing.assert_array_equal(jitted(np.arange(2.0), np.ones(2)), [1, 4])  # another length
+    assert f.stats()["calls"] == 3
+    ref = jax.new_ref(jnp.ones(4))
+    f(np.arange(4.0), ref)
+    np.testing.assert_array_equal(ref[...], [1, 3, 5, 7])
+
+
+MANY = (
+    "x: float[k], a1: int, a2: int, a3: int, a4: int, a5: int, a6: int, a7: int, a8: long, f1: float, "
+    "f2: double, f3: float, f4: float, f5: float, f6: float, f7: float, f8: float, f9: float, "
+    "f10: double, s: string, c: i8, u: u8, b: bool, k: i32, out v: f64[24] -> int"
+)
+
+
+def test_every_kind_of_parameter_in_registers_and_on_the_stack(lib):
+    f = jaxbridge.bind(lib.many, MANY)
+    integers = [0, 2, 3, -4, 5, 6, -7, -(2**40)]
+    floats = [1.5, 2.5, 3.5, 4.5, -5.5, 6.5, 7.5, 8.5, 9.5, 10.5]
+    got = f(np.full(3, 0.5, np.float32), *integers, *floats, "héllo", -3, 200, True)
+    np.testing.assert_array_equal(got, [*integers, *floats, 6, -3, 200, 1, 3, 0.5])
+    integers[0] = 5
+    with pytest.raises(jax.errors.JaxRuntimeError, match="many returned the error code 5"):
+        f(np.full(3, 0.5, np.float32), *integers, *floats, "", -3, 200, True)
+    with pytest.raises(OverflowError, match="'c' is 128, which int8 does not hold"):
+        f(np.full(3, 0.5, np.float32), *integers, *floats, "", 128, 200, True)
+
+
+def test_lengths_of_results(lib):
+    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]")
+    np.testing.assert_array_equal(f(np.arange(3, dtype=np.int32)), [[0, 0], [1, -1], [2, -2]])
+    # An integer that no array has is the caller's.
+    g = jaxbridge.bind(lib.iota, "seed: int[], n: int, out y: int[n]")
+    assert str(inspect.signature(g)) == "(seed, n)"
+    np.testing.assert_array_equal(g(np.int32(5), 3), [5, 6, 7])
+    with pytest.raises(TypeError, match=r"'x' is float64\[3\], expected int32\[n\]"):
+        f(np.arange(3.0))
+
+
+def test_vmap(lib):
+    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]", vmap_method="sequential")
+    x = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.testing.assert_array_equal(jax.vmap(f)(x), np.stack([x, -x], -1))
+    g = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]", vmap_method="expand_dims")
+    with pytest.raises(TypeError, match='of rank 2, expected .*"sequential" does not'):
+        jax.vmap(g)(x)
+
+
+def test_a_signature_object(lib):
+    signature = Signature(
+        (
+            Parameter("x", "operand", "int32", ("n",)),
+            Parameter("n", "size", "int32"),
+            Parameter("y", "result", "int32", ("n", "2")),
+        )
+    )
+    f = jaxbridge.bind(lib.pairs, signature)
+    assert f(np.arange(1, dtype=np.int32)).shape == (1, 2)
+    assert Signature.parse(str(signature)) == signature
+
+
+def test_an_address_and_what_is_none(lib):
+    address = ctypes.cast(lib.pairs, ctypes.c_void_p).value
+    f = jaxbridge.bind(address, "x: int[n], n: int, out y: int[n, 2]")
+    assert f(np.arange(1, dtype=np.int32)).shape == (1, 2)
+    with pytest.raises(TypeError, match="no C function; expected one of ctypes, of cffi"):
+        jaxbridge.bind(lambda x: x, "x: int[n], out y: int[n]")
+    with pytest.raises(ValueError, match="address is null"):
+        jaxbridge.bind(0, "x: int[n], out y: int[n]")
+
+
+def test_numba_cfunc():
+    numba = pytest.importorskip("numba")
+    from numba import types
+
+    @numba.cfunc(types.void(types.CPointer(types.double), types.intp, types.CPointer(types.double)))
+    def double(x, n, y):
+        for i in range(n):
+            y[i] = 2 * x[i]
+
+    f = jaxbridge.bind(double, "x: double[n], n: long, out y: double[n]")
+    np.testing.assert_array_equal(f(np.arange(3.0)), [0, 2, 4])
+
+
+def test_cffi(lib):
+    cffi = pytest.importorskip("cffi")
+    ffi = cffi.FFI()
+    ffi.cdef("void pairs(const int*, int, int*);")
+    of_cffi = ffi.dlopen(lib._name)
+    f = jaxbridge.bind(ffi.addressof(of_cffi, "pairs"), "x: int[n], n: int, out y: int[n, 2]")
+    assert f(np.arange(1, dtype=np.int32)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "signature, text",
+    [
+        ("x: float32[n], y", "'y' is no dtype"),
+        ("x: float32[n], int32, out y: float32[n]", "'int32' has no name"),
+        ("x: float33[n]", "'float33' is no dtype"),
+        ("x: float32[n], x: float32[n]", "two parameters are called 'x'"),
+        ("x: any[n], out y: float32[n]", "the dtype of an array has to be said"),
+        ("x: float32[...], out y: float32[...]", "the shape of a result has to be said"),
+        ("x: float32[n], out y: float32[*]", "the shape of a result has to be said"),
+        ("x: float32[n], z: complex64, out y: float32[n]", "is not passed by value"),
+        ("x: float32[n], z: float16, out y: float32[n]", "is not passed by value|C passes no such"),
+        ("x: float32[n], l: list int32, out y: float32[n]", "C has no such parameter"),
+        ("x: float32[n], out y: float32[n] -> float64", "expected void, or int32"),
+        ("x: float32[n], workspace w: float32[n], out y: float32[n]", "there are no workspaces"),
+        ("n: int", "has no array"),
+        ("x: float32[n], out y: float32[n**2]", "no expression of lengths"),
+        ("x: float32[n], out y: float32[f(n)]", "no expression of lengths"),
+        ("x: float32[n, out y: float32[n]", "without its other half"),
+        ("x: float32[n],, out y: float32[n]", "has an empty entry"),
+    ],
+)
+def test_signatures_that_are_none(lib, signature, text):
+    with pytest.raises(SignatureError, match=text):
+        jaxbridge.bind(lib.axpy, signature)
+
+
+def test_results_whose_length_is_unknown(lib):
+    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[m, 2]")
+    with pytest.raises(TypeError, match="m is neither a length of an argument nor an integer"):
+        f(np.arange(3, dtype=np.int32))
+
+
+def test_one_name_and_two_functions(lib):
+    pytest.importorskip("flatbuffers")
+    signature = "x: int[n], n: int, out y: int[n, 2]"
+    f = jaxbridge.bind(lib.pairs, signature, name="test_bind.pairs")
+    jaxbridge.bind(lib.pairs, signature, name="test_bind.pairs")
+    with pytest.raises(ValueError, match="belongs to another function already"):
+        jaxbridge.bind(lib.iota, signature, name="test_bind.pairs")
+    exported = jax.export.export(jax.jit(f), disabled_checks=jaxbridge.export_checks())(
+        np.arange(3, dtype=np.int32)
+    )
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(again.call(np.arange(3, dtype=np.int32))[:, 1], [0, -1, -2])
+    with pytest.raises(NotImplementedError, match="an anonymous function cannot be exported"):
+        jax.export.export(jax.jit(jaxbridge.bind(lib.pairs, signature)))(
+            np.arange(3, dtype=np.int32)
+        )
+
+
+def test_a_stream_makes_it_a_function_of_cuda(lib):
+    f = jaxbridge.bind(lib.pairs, "x: int[n], stream, out y: int[n, 2]")
+    with pytest.raises(jaxbridge.errors.PlatformError, match="a function for cuda, none for cpu"):
+        f(np.arange(3, dtype=np.int32))
+
+
+def test_nothing_is_left_of_a_dropped_function(lib):
+    import gc
+
+    from jaxbridge import _core
+
+    jax.clear_caches()
+    gc.collect()
+    before = _core.registry_size()
+    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]")
+    f(np.arange(3, dtype=np.int32))
+    assert _core.registry_size() == before + 1
+    del f
+    jax.clear_caches()
+    gc.collect()
+    assert _core.registry_size() == before

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load`: functions of C++ libraries."""
+
+import ctypes
+import inspect
+import shutil
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxbridge
+from native_libraries import built
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def ops():
+    return jaxbridge.load(built("ops.cpp", "libops"))
+
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_what_a_library_says_of_itself(ops):
+    assert list(ops) == [
+        *("scale", "axpy", "matmul", "attributes", "count", "sums", "split", "fill", "fails"),
+        *("thread_of", "bump", "place"),
+    ]
+    assert str(inspect.signature(ops.scale)) == "(x, a=2.0)"
+    assert str(inspect.signature(ops.axpy)) == "(x, y, a)"
+    assert ops.scale.__name__ == "scale" and ops.scale.name == "ops.scale"
+    assert ops.scale.__doc__.startswith("a * x, of a matrix.\n")
+    assert "x: float32[*, *], a: float64 = 2.0, out float32[*, *]" in ops.scale.__doc__
+    assert ops["scale"] is ops.scale and len(ops) == 12 and "scale" in dir(ops)
+    with pytest.raises(AttributeError, match="exports no function 'sclae'; it has"):
+        ops.sclae  # noqa: B018
+
+
+def test_values(ops):
+    np.testing.assert_array_equal(ops.scale(X), 2 * X)
+    np.testing.assert_array_equal(ops.scale(X, a=3), 3 * X)
+    np.testing.assert_array_equal(jax.jit(lambda x: ops.scale(x, -1.0) + 1)(X), 1 - X)
+    np.testing.assert_array_equal(ops.matmul(X, X.T), X @ X.T)
+    np.testing.assert_array_equal(ops.sums(X), X.sum(1))
+    a, b = ops.split(np.arange(5.0), 2)
+    np.testing.assert_array_equal(a, [0, 1])
+    np.testing.assert_array_equal(b, [2, 3, 4])
+
+
+def test_many_rows_on_the_threads(ops):
+    x = np.random.default_rng(0).integers(0, 9, (10_000, 3)).astype(np.float32)
+    for _ in range(5):
+        np.testing.assert_array_equal(ops.sums(x), x.sum(1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_overloads_by_dtype(ops, dtype):
+    x, y = np.arange(3).astype(dtype), np.ones(3, dtype)
+    out = ops.axpy(x, y, 2)
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out, 2 * x + y)
+    np.testing.assert_array_equal(y, 1)  # the caller's own
+
+
+def test_no_overload(ops):
+    with pytest.raises(
+        TypeError, match=r"no overload takes \(int32\[3\], int32\[3\]\)(.|\n)*c"
+    ) as e:
+        ops.axpy(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32), 2)
+    assert "x: complex64[...], a: complex64, inout y: complex64[...]" in str(e.value)
+
+
+def test_attributes_arrive(ops):
+    d = {"n": 7, "in": {"x": 2.5}, "s": "text", "l": [1, 2]}
+    got = ops.attributes(X, True, -3, 2**62, 0.5, 1 - 2j, "héé", [1, 2.5], [True, False, True], d)
+    expected = [1, -3, 2.0**62, 0.5, 1, -2, 5, 3.5, 2, 7, 2.5, -1, 2, 11]
+    np.testing.assert_array_equal(got, expected)
+    got = ops.attributes(X[0], False, 0, 0, 0, 0, "", [], [], {}, o=9)
+    np.testing.assert_array_equal(got, [0] * 9 + [-1, -1, 9, 1, 11])
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        (
+            {"x": X.astype(np.float64)},
+            TypeError,
+            r"'x' is float64\[2,3\], expected float32\[\*, \*\]",
+        ),
+        ({"x": X[0]}, TypeError, r"'x' is float32\[3\], of rank 1, expected .*, of rank 2"),
+        ({"x": "text"}, TypeError, "'x' is a str, expected an array"),
+        ({"a": "text"}, TypeError, r"'a' is 'text', expected a number \(float64\)"),
+        ({"a": X}, TypeError, "'a' is an array, expected one float64"),
+        ({"b": 1}, TypeError, "unexpected keyword argument 'b'"),
+    ],
+)
+def test_wrong_arguments_of_scale(ops, change, error, text):
+    with pytest.raises(error, match=text):
+        ops.scale(**{"x": X, **change})
+
+
+def test_wrong_attributes(ops):
+    good = dict(x=X, b=True, i8=0, u64=0, f=0, c=0, s="", l=[], bits=[], d={})
+    ops.attributes(**good)
+    for name, value, error, text in [
+        ("b", 1, TypeError, "expected True or False"),
+        ("i8", 128, OverflowError, "which int8 does not hold"),
+        ("i8", 1.5, TypeError, "expected an integer"),
+        ("u64", -1, OverflowError, "which uint64 does not hold"),
+        ("s", b"", TypeError, "expected a string"),
+        ("l", [[1.0]], TypeError, "expected a list of float64"),
+        ("d", {1: 2}, TypeError, "has the key 1, expected strings"),
+        ("d", {"a": object()}, TypeError, "a dictionary holds numbers"),
+        ("f", 1j, TypeError, "expected a number"),
+        ("o", 2**31, OverflowError, "which int32 does not hold"),
+    ]:
+        with pytest.raises(error, match=f"argument {name!r}.*{text}"):
+            ops.attributes(**{**good, name: value})
+    with pytest.raises(TypeError, match="'i8' is static .* static_argnames="):
+        jax.jit(lambda n: ops.attributes(**{**good, "i8": n}))(3)
+    with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+        ops.attributes(X)
+
+
+def test_lengths_that_do_not_fit(ops):
+    with pytest.raises(TypeError, match=r"'y' is float32\[2,3\], and k is 3 in argument 'x'"):
+        ops.matmul(X, X)
+
+
+def test_a_shape_function_says_no(ops):
+    with pytest.raises(TypeError, match="ops.split: at is 9, of 5"):
+        ops.split(np.arange(5.0), 9)
+
+
+def test_results_by_the_caller(ops):
+    with pytest.raises(TypeError, match="exports no rule .* result_shape_dtypes="):
+        ops.fill(1.5)
+    spec = jax.ShapeDtypeStruct((2, 2), np.float32)
+    np.testing.assert_array_equal(ops.fill(1.5, result_shape_dtypes=spec), np.full((2, 2), 1.5))
+    with pytest.raises(
+        TypeError, match="says float64.* for result 0, and the function has out float32"
+    ):
+        ops.fill(1.5, result_shape_dtypes=jax.ShapeDtypeStruct((2,), np.float64))
+    told = jaxbridge.load(ops.path, results={"fill": lambda value: spec})
+    np.testing.assert_array_equal(jax.jit(told.fill)(np.float32(2)), np.full((2, 2), 2))
+    with pytest.raises(ValueError, match="results= names .*'nothing'"):
+        jaxbridge.load(ops.path, results={"nothing": spec})
+
+
+@pytest.mark.parametrize(
+    "how, text",
+    [
+        ("status", "OUT_OF_RANGE: fails: of its own"),
+        ("throw", "INTERNAL: fails: thrown"),
+        ("bad_alloc", "RESOURCE_EXHAUSTED: fails: out of memory"),
+        ("int", "UNKNOWN: fails: an exception that is no std::exception"),
+    ],
+)
+def test_errors(ops, how, text):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        ops.fails(X, how)
+
+
+def test_state_is_one_for_each_device(ops):
+    first = np.asarray(ops.count(np.zeros(1, np.float32)))
+    again = np.asarray(ops.count(np.zeros(1, np.float32)))
+    assert again[0] == first[0] + 1 and first[1] == first[2] == 0
+
+
+def test_several_devices():
+    code = """
+import sys, jax, numpy as np, jaxbridge
+ops = jaxbridge.load(sys.argv[1])
+for k, device in enumerate(jax.devices()):
+    with jax.default_device(device):
+        for n in (1, 2):
+            assert list(np.asarray(ops.count(np.zeros(1, np.float32)))) == [n, k, k]
+"""
+    path = str(built("ops.cpp", "libops"))
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    run_python(code, path, **flags)
+
+
+def run_python(code, *args, **variables):
+    import os
+
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_vmap(ops):
+    batch = np.stack([X, X + 1, X + 2])
+    np.testing.assert_array_equal(jax.vmap(ops.scale)(batch), 2 * batch)  # sequential, as exported
+    x, y = np.ones((4, 3), np.float32), np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(jax.vmap(lambda a, b: ops.axpy(a, b, 2))(x, y), 2 + y)
+    with pytest.raises(jaxbridge.errors.BatchingError, match="ops.matmul: vmap needs to know how"):
+        jax.vmap(ops.matmul)(batch, np.stack([X.T] * 3))
+    whole = jaxbridge.load(ops.path, vmap_method="broadcast_all")
+    with pytest.raises(TypeError, match='of rank 3.*"sequential" does not'):
+        jax.vmap(whole.matmul)(batch, np.stack([X.T] * 3))
+
+
+def test_refs(ops):
+    ref = jax.new_ref(jnp.arange(3.0))
+    assert ops.axpy(np.ones(3), ref, 2.0) is None
+    np.testing.assert_array_equal(ref[...], [2, 3, 4])
+    out = ops.axpy(ref, np.ones(3), 2.0)
+    np.testing.assert_array_equal(out, [5, 7, 9])
+    np.testing.assert_array_equal(ref[...], [2, 3, 4])
+
+    @jax.jit
+    def loop(ref):
+        jax.lax.fori_loop(0, 3, lambda i, _: ops.axpy(jnp.ones(3), ref, 1.0) or 0, 0)
+
+    loop(ref)
+    np.testing.assert_array_equal(ref[...], [5, 6, 7])
+
+
+def test_derivatives_are_refused_by_name(ops):
+    with pytest.raises(jaxbridge.errors.DerivativeError, match="ops.scale"):
+        jax.grad(lambda x: ops.scale(x).sum())(X)
+
+
+def test_a_loop_and_a_retrace_call_no_python(ops):
+    traces = []
+
+    @jax.jit
+    def f(x):
+        traces.append(1)
+        return jax.lax.fori_loop(0, 50, lambda i, y: ops.scale(y, 1.0), x)
+
+    before = ops.scale.stats()["calls"]
+    np.testing.assert_array_equal(f(X), X)
+    assert ops.scale.stats()["calls"] == before + 50 and len(traces) == 1
+
+
+def test_calls_go_on_while_python_holds_the_gil(ops):
+    """A call that needed the GIL would wait for the thread that never gives it."""
+    f = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda i, y: ops.scale(y, 1.0), x))
+    x = jnp.asarray(np.zeros((512, 512), np.float32))
+    f(x).block_until_ready()
+    calls = ops.scale.stats()["calls"]
+    # ctypes.PyDLL keeps the GIL while it runs.
+    sleep = ctypes.PyDLL(None).usleep
+    gate = threading.Event()
+
+    def run():
+        gate.set()
+        f(x).block_until_ready()
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    gate.wait()
+    for _ in range(200):
+        sleep(20_000)
+        if ops.scale.stats()["calls"] >= calls + 200:
+            break
+    worker.join()
+    assert ops.scale.stats()["calls"] == calls + 200
+
+
+# ---- the library as a file -----------------------------------------------------------------------
+
+
+def test_plain_jax_ffi(ops):
+    handler = ctypes.CDLL(ops.path).jaxbridge_ffi_scale_cpu
+    jax.ffi.register_ffi_target("test_native.scale", jax.ffi.pycapsule(handler), platform="cpu")
+    call = jax.ffi.ffi_call("test_native.scale", jax.ShapeDtypeStruct(X.shape, X.dtype))
+    np.testing.assert_array_equal(call(X, a=np.float64(4)), 4 * X)
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="attribute 'a' is missing, or not float64"
+    ):
+        jax.block_until_ready(call(X, a=np.float32(5)))
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"operand 'x' is float32\[3\], expected float32\[\*,\*\]"
+    ):
+        jax.block_until_ready(call(X[0], a=np.float64(4)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="got 2 operands, expected 1"):
+        jax.block_until_ready(call(X, X, a=np.float64(4)))
+
+
+def test_two_libraries_with_the_same_names(tmp_path):
+    first, second = (jaxbridge.load(version(n, tmp_path / f"{n}")) for n in (1, 2))
+    assert first.name == second.name == "version"
+    for _ in range(2):
+        assert first.version(np.zeros(1, np.float32)) == 1
+        assert second.version(np.zeros(1, np.float32)) == 2
+    assert jax.jit(lambda x: second.version(first.version(x)))(np.zeros(1, np.float32)) == 3
+
+
+def version(n, directory):
+    directory.mkdir(exist_ok=True)
+    options = ("-fno-exceptions", "-fno-rtti", f"-DVERSION={n}")
+    return built("version.cpp", "libversion", *options, directory=str(directory))
+
+
+def test_a_library_that_is_built_again(tmp_path):
+    path = tmp_path / "libversion.so"
+    old, new = version(3, tmp_path / "3"), version(4, tmp_path / "4")
+    shutil.copyfile(old, path)
+    first = jaxbridge.load(path)
+    f = jax.jit(lambda x: first.version(x))
+    assert f(np.zeros(1, np.float32)) == 3
+    path.unlink()  # as a linker does
+    shutil.copyfile(new, path)
+    second = jaxbridge.load(path)
+    assert second.version(np.zeros(1, np.float32)) == 4
+    assert f(np.zeros(1, np.float32)) == 3 and first.version(np.ones(2, np.float32))[0] == 4
+    assert jaxbridge.load(path).version is not second.version
+    assert jaxbridge.load(path).version.callee.is_same_as(second.version.callee)
+
+
+def test_a_cpu_library_on_cuda(ops):
+    traced = jax.jit(ops.scale).trace(X)
+    with pytest.raises(
+        jaxbridge.errors.PlatformError,
+        match=r"ops.scale: there is a function for cpu, none for cuda",
+    ):
+        traced.lower(lowering_platforms=("cuda",))
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        jaxbridge.load(tmp_path / "none.so")
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    with pytest.raises(ImportError, match="text.so"):
+        jaxbridge.load(text)
+    import _ctypes
+
+    with pytest.raises(ImportError, match="exports no jaxbridge_library_v1.*jaxbridge.bind"):
+        jaxbridge.load(_ctypes.__file__)
+
+
+_lies = {
+    0: "the code of one is no handler of XLA's",
+    1: "too short, or outside of the library",
+    2: "too short, or outside of the library",
+    3: "built for version 7 of jaxbridge's native interface",
+    4: "a function of it is too short, or outside",
+    5: "its list of functions has no end",
+    6: "a function's name is no identifier",
+    7: "a function's name is no identifier",
+    8: "'float33' is no dtype",
+    9: r"3 names \('x, y, z'\) for 1 parameters",
+    10: "the code of one is outside",
+    11: "the count of calls of one is outside",
+    12: "the rules for the results of one are outside",
+    13: "the platform of one is number 9",
+    14: "a text of one is outside",
+    15: "the code of one is no handler of XLA's",
+    16: "a function of it is too short, or outside",
+}
+
+
+@pytest.mark.parametrize("lie", sorted(_lies))
+def test_a_library_that_lies(lie):
+    with pytest.raises(ImportError, match=_lies[lie]):
+        jaxbridge.load(built("liars.c", f"liar{lie}", f"-DLIE={lie}"))
+
+
+def test_export(ops, tmp_path):
+    pytest.importorskip("flatbuffers")
+    exported = jax.export.export(
+        jax.jit(lambda x: ops.scale(x, 3.0)), disabled_checks=jaxbridge.export_checks()
+    )(X)
+    text = exported.mlir_module()
+    assert f"jaxbridge.native.ops.{ops.content[:16]}.scale" in text
+    program = tmp_path / "program"
+    program.write_bytes(exported.serialize())
+    code = """
+import sys, jax, numpy as np, jaxbridge
+x = np.arange(6, dtype=np.float32).reshape(2, 3)
+f = jax.export.deserialize(open(sys.argv[1], "rb").read()).call
+if sys.argv[3] == "load":
+    jaxbridge.load(sys.argv[2])
+    np.testing.assert_array_equal(f(x), 3 * x)
+else:
+    try:
+        jax.block_until_ready(f(x))
+    except Exception as e:
+        assert "jaxbridge.native.ops" in str(e), e
+    else:
+        raise AssertionError("no error")
+"""
+    run_python(code, str(program), ops.path, "load")
+    run_python(code, str(program), ops.path, "forget")
+
+
+def test_lowered_text_has_no_address(ops):
+    text = jax.jit(ops.scale).trace(X).lower().as_text()
+    call = next(line for line in text.splitlines() if "custom_call" in line)
+    assert "{a = 2.000000e+00 : f64}" in call
+
+
+def test_ffi():
+    ops = jaxbridge.load(built("ops.cpp", "libops"))
+    handler = ctypes.CDLL(ops.path).jaxbridge_ffi_axpy_cpu
+    jax.ffi.register_ffi_target("test_native.axpy", jax.ffi.pycapsule(handler), platform="cpu")
+    f = jaxbridge.ffi("test_native.axpy", lambda x, y, a: y, inout={1: 0}, elementwise=True)
+    x, y = np.ones(3, np.float32), np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(f(x, y, a=np.float32(2)), y + 2)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda y: f(x, y, a=np.float32(2)))(y[None]), y[None] + 2
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attribute 'a' is missing"):
+        f(x, y, a=2.0)
+    with pytest.raises(TypeError, match="'a' is passed by keyword, so it is an attribute"):
+        jax.jit(lambda a: f(x, y, a=a))(np.float32(2))
+    # A Ref is one more result, in the memory of its operand.
+    g = jaxbridge.ffi("test_native.axpy", None)
+    ref = jax.new_ref(jnp.asarray(y))
+    assert g(x, ref, a=np.float32(2)) is None
+    np.testing.assert_array_equal(ref[...], y + 2)
+    with pytest.raises(TypeError, match="expected the name of one"):
+        jaxbridge.ffi("", None)
+
+
+def test_ffi_attributes():
+    ops = jaxbridge.load(built("ops.cpp", "libops"))
+    handler = ctypes.CDLL(ops.path).jaxbridge_ffi_attributes_cpu
+    jax.ffi.register_ffi_target(
+        "test_native.attributes", jax.ffi.pycapsule(handler), platform="cpu"
+    )
+    f = jaxbridge.ffi("test_native.attributes", jax.ShapeDtypeStruct((14,), np.float64))
+    got = f(
+        np.zeros((), np.float32),
+        b=True,
+        i8=np.int8(-3),
+        u64=np.uint64(4),
+        f=np.float32(0.5),
+        c=np.array([1.0, -2.0]),
+        s="abc",
+        l=np.array([1, 2.5]),
+        bits=np.array([1, 0], np.uint8),
+        d={"n": 7, "in": {"x": 2.5}},
+        o=np.int32(9),
+    )
+    np.testing.assert_array_equal(got, [1, -3, 4, 0.5, 1, -2, 3, 3.5, 1, 7, 2.5, 9, 0, 11])
+    with pytest.raises(TypeError, match="the attribute 's' is <object"):
+        f(np.zeros((), np.float32), s=object())
