@@ -22,6 +22,7 @@ from jax._src import callback as _callback
 from jax._src import core as _jax_core
 from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
+from jax._src import literals as _literals
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
@@ -206,8 +207,13 @@ def ref_value_aval(x: Any) -> Any:
     return jax.typeof(x).inner_aval
 
 
-def is_typed_number(x: Any) -> bool:
-    """Whether `x` is JAX's form of a Python number inside a transformation (0.9 and later)."""
+def is_typed_literal(x: Any) -> bool:
+    """Whether `x` is JAX's form of a number or NumPy's array inside a transformation.
+
+    Numbers from 0.9 on; arrays on 0.8, where the rules of an eager transformation get them.
+    """
+    if isinstance(x, _literals.TypedNdArray):
+        return True
     return isinstance(x, (int, float, complex)) and hasattr(x, "dtype")
 
 

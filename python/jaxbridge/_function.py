@@ -366,7 +366,7 @@ def _is_operand(leaf: Any) -> bool:
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
         or _compat.is_ref(leaf)
         or hasattr(type(leaf), "__jax_array__")
-        or _compat.is_typed_number(leaf)
+        or _compat.is_typed_literal(leaf)
     )
 
 

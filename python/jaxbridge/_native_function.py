@@ -167,7 +167,7 @@ class NativeFunction(Function[..., Any]):
                 isinstance(x, (jax.Array, np.ndarray, np.generic))
                 or _compat.is_ref(x)
                 or hasattr(type(x), "__jax_array__")
-                or _compat.is_typed_number(x)
+                or _compat.is_typed_literal(x)
             ):
                 raise TypeError(
                     f"{name}: argument {p.name!r} is a {type(x).__name__}, expected an array: {p}"

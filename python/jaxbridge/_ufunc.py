@@ -138,7 +138,7 @@ class Ufunc:
         kind = type(x)
         if kind in (int, float, complex):
             return x, kind
-        if hasattr(kind, "__jax_array__") or _compat.is_typed_number(x):
+        if hasattr(kind, "__jax_array__") or _compat.is_typed_literal(x):
             x = jnp.asarray(x)
         elif kind is bool:
             x = np.bool_(x)

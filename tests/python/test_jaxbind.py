@@ -162,6 +162,7 @@ def matrix(out, args, kwargs_dump):
 
 def matrix_transposed(out, args, kwargs_dump):
     m, y = args
+    assert type(y) is np.ndarray  # as every array, also in an eager transformation
     out[0][()] = m.T @ y
 
 
