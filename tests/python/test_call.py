@@ -753,7 +753,7 @@ def test_second_device(x):
         seen.append(jaxbridge.current().device)
         return v.copy()
 
-    y = jax.jit(jaxbridge.call(fn, F32))(jax.device_put(x, jax.devices()[1]))
+    y = jax.jit(jaxbridge.call(fn, F32))(jax.device_put(x, jax.devices()[1])).block_until_ready()
     assert seen == [1] and y.devices() == {jax.devices()[1]}
 
 
