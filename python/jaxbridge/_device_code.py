@@ -16,6 +16,9 @@ from ._adapters import compilers
 from ._errors import PlatformError
 from ._signature import Signature
 
+# Of the devices that CUDA 13 supports.
+_oldest = (7, 5)
+
 
 @dataclasses.dataclass
 class DeviceCode:
@@ -42,9 +45,11 @@ class DeviceCode:
         """What launches it with so many bytes of shared memory: one for all calls, loaded once."""
         with self._lock:
             if shared not in self._kernels:
-                self._kernels[shared] = _core.Kernel(
-                    image=self.image(), name=self.name, shared=shared
-                )
+                try:
+                    image = self.image()
+                except NoDeviceError:
+                    image = b""  # the program is lowered for another machine: here it never runs
+                self._kernels[shared] = _core.Kernel(image=image, name=self.name, shared=shared)
             return self._kernels[shared]
 
 
@@ -96,13 +101,17 @@ def _is_ptx(text: str) -> bool:
 # ---- compilers -----------------------------------------------------------------------------------
 
 
+class NoDeviceError(PlatformError):
+    """Code would have to be compiled for a device, and there is none."""
+
+
 def _capability() -> tuple[int, int]:
     try:
         major, minor = _core.compute_capability(0)
     except RuntimeError as error:
-        raise PlatformError(
+        raise NoDeviceError(
             f"cuda_kernel: this code is compiled for the device that is there, and there is none "
-            f"({error}); pass PTX instead"
+            f"({error})"
         ) from error
     return major, minor
 
@@ -172,6 +181,10 @@ def _with_cuda_core(source: str, name: str, options: tuple[str, ...], architectu
 
 def _of_numba(kernel: Any, signature: Signature) -> DeviceCode:
     """A kernel of numba.cuda, compiled for the signature's types."""
-    ptx, name = compilers.numba_ptx(kernel.py_func, signature, _capability())
+    try:
+        capability = _capability()
+    except NoDeviceError:
+        capability = _oldest  # PTX for it runs on all newer ones
+    ptx, name = compilers.numba_ptx(kernel.py_func, signature, capability)
     image = ptx.encode() + b"\0"
     return DeviceCode(name, _digest(image), lambda: image, "numba")

@@ -219,8 +219,9 @@ class Library:
     ) -> NativeFunction:
         about = next(iter(exports.values()))
         try:
+            doc = about.doc
             signatures = [Signature.parse(s).named(about.parameters) for s in about.signatures]
-        except SignatureError as error:
+        except (SignatureError, UnicodeDecodeError) as error:
             raise ImportError(
                 f"{self.path}: the description of {name} is damaged: {error}; build the library again "
                 f"with the headers of jaxbridge.get_include()"
@@ -253,7 +254,7 @@ class Library:
             visible = len(signatures[0].results)
             return one_or_all([jax.ShapeDtypeStruct(s, d) for s, d in types[:visible]])
 
-        return NativeFunction(callee, signatures, declared, about.doc)
+        return NativeFunction(callee, signatures, declared, doc)
 
     def __getattr__(self, name: str) -> NativeFunction:
         functions: dict[str, NativeFunction] = self.__dict__.get("_functions", {})

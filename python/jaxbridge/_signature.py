@@ -9,6 +9,7 @@ A signature is a list of parameters in the order of the function's own::
 import ast
 import dataclasses
 import inspect
+import keyword
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -107,6 +108,8 @@ class Signature:
         for name in names:
             if names.count(name) > 1:
                 raise SignatureError(f"two parameters are called {name!r}")
+            if keyword.iskeyword(name) or name == "result_shape_dtypes":
+                raise SignatureError(f"a parameter cannot be called {name!r} in Python")
         if self.returns not in ("void", "int32"):
             raise SignatureError(
                 f"it returns {self.returns!r}; expected void, or int32 for an error code"

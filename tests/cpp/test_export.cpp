@@ -10,6 +10,7 @@
 
 #include "fakes/frame_builder.hpp"
 #include "jaxbridge/jaxbridge.hpp"
+#include "jaxbridge/testing.hpp"
 
 namespace jb = jaxbridge;
 namespace ffi = jaxbridge::abi::xla_ffi;
@@ -82,6 +83,20 @@ const jb::abi::native::function* find(const std::string& name, std::uint32_t pla
 }
 
 std::string text(const jb::abi::native::text& t) { return {t.data, t.size}; }
+
+TEST(testing_header, calls_a_handler_with_values) {
+  jb::testing::frame_builder call;
+  call.operand<std::int32_t>({1}, {21}).result<std::int32_t>({1});
+  ASSERT_TRUE(call.run(&jaxbridge_ffi_times_cpu).ok());
+  EXPECT_EQ(call.result_values<std::int32_t>(0)[0], 42);
+
+  jb::testing::frame_builder wrong;
+  wrong.operand<float>({1}, {21}).result<std::int32_t>({1});
+  const jb::testing::outcome got = wrong.run(&jaxbridge_ffi_times_cpu);
+  EXPECT_EQ(got.code, 3);
+  EXPECT_NE(got.message.find("times: "), std::string::npos) << got.message;
+  EXPECT_EQ(jb::testing::live_errors(), 0);
+}
 
 }  // namespace
 

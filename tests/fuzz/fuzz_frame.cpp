@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames made from arbitrary bytes, given to the handlers: no crash, no undefined behaviour, an
-// error with a text or a call whose lists are what the frame says.
+// Frames made from arbitrary bytes, given to our handlers and to those of exported functions: no
+// crash, no undefined behaviour, an error with a text or a call whose lists are what the frame
+// says.
 //
 // Every choice takes one byte, and 0 is what a sane runtime sends; an input that ends early goes on
 // with zeros. So the empty input is a good frame, and a mutation of one byte is one fault. Memory
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <iterator>
 #include <limits>
@@ -21,6 +23,7 @@
 #include "core/dispatch/entry_points.hpp"
 #include "fakes/frame_builder.hpp"
 #include "fakes/function_target.hpp"
+#include "jaxbridge/jaxbridge.hpp"
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
@@ -183,7 +186,10 @@ class fuzzed_frame {
     add_scalar(in, "key", 5, 1);
     for (int n = in.byte() % 5; n > 0; --n) {
       std::string name = in.text(in.byte() % 6);
-      switch (in.byte() % 4) {
+      switch (in.byte() % 5) {
+        case 4:
+          add_array(in, std::move(name));
+          break;
         case 0:
           add_scalar(in, std::move(name), in.byte(), in.wide());
           break;
@@ -221,6 +227,16 @@ class fuzzed_frame {
     s.dtype = in.fault(1) != 0 ? in.byte() : type;
     s.value = in.fault(1) != 0 ? nullptr : number.data();
     add(in, std::move(name), ffi::attribute_scalar, &s);
+  }
+  void add_array(reader& in, std::string name) {
+    // As many elements of the widest type as it can say.
+    static std::array<std::int64_t, 2 * 16> elements{};
+    ffi::array& a = arrays_.emplace_back();
+    a.dtype = in.byte();
+    a.size = in.fault(1) != 0 ? static_cast<std::size_t>(in.wide()) | std::size_t{1} << 62
+                              : in.byte() % 17U;
+    a.data = in.fault(1) != 0 ? nullptr : elements.data();
+    add(in, std::move(name), ffi::attribute_array, &a);
   }
   ffi::byte_span& span(reader& in, std::string value) {
     const std::string& kept = texts_.emplace_back(std::move(value));
@@ -266,6 +282,7 @@ class fuzzed_frame {
   std::deque<ffi::byte_span> spans_;
   std::deque<std::string> texts_;
   std::deque<ffi::scalar> scalars_;
+  std::deque<ffi::array> arrays_;
   std::deque<std::array<std::int64_t, 2>> numbers_;
 };
 
@@ -298,10 +315,45 @@ status inspect(const call& c) {
   return {};
 }
 
+// Exported functions, which read all that they get.
+namespace jb = jaxbridge;
+
+void probe(jb::buffer_view<const void> x, std::int64_t key, std::string_view spec,
+           std::optional<std::span<const double>> a, std::optional<jb::attributes_view> d,
+           std::optional<std::complex<float>> c, jb::stream_ref /*stream*/, jb::device /*on*/,
+           jb::buffer_view<void> y) {
+  ++calls;
+  const any_buffer both[] = {x.untyped(), y.untyped()};
+  check_buffers(std::span(both, 1), current_frame->args.args);
+  check_buffers(std::span(both + 1, 1), current_frame->rets.rets);
+  double sum = static_cast<double>(key) + static_cast<double>(spec.size());
+  for (const double v : a.value_or(std::span<const double>())) sum += v;
+  sum += static_cast<double>(d.value_or(jb::attributes_view()).size());
+  sum += static_cast<double>(c.value_or(std::complex<float>()).real());
+  static double last;
+  std::memcpy(&last, &sum, sizeof(last));
+}
+JAXBRIDGE_EXPORT(probe, cpu, cuda).parameters("x, key, spec, a, d, c").result(jb::same_as<0>);
+
+template <class T>
+void typed(jb::buffer_view<const T, 1> /*x*/, jb::buffer_view<T, 1> /*y*/) {
+  ++calls;
+}
+JAXBRIDGE_EXPORT_AS(typed, cpu, typed<float>, typed<std::int8_t>).parameters("x");
+
+constexpr std::array<ffi::handler*, 6> handlers = {
+    &jaxbridge::dispatch::call_cpu,
+    &jaxbridge::dispatch::call_cuda,
+    &jaxbridge::dispatch::call_cuda_capturable,
+    &jaxbridge_ffi_probe_cpu,
+    &jaxbridge_ffi_probe_cuda,
+    &jaxbridge_ffi_typed_cpu,
+};
+
 // Good frames of several sizes, in the bytes that fuzzed_frame reads.
 std::vector<std::vector<std::uint8_t>> make_seeds() {
   std::vector<std::vector<std::uint8_t>> out;
-  for (const std::uint8_t handler : {std::uint8_t{0}, std::uint8_t{1}, std::uint8_t{2}}) {
+  for (std::uint8_t handler = 0; handler < handlers.size(); ++handler) {
     for (const int operands : {0, 1, 3, 16}) {
       for (const int rank : {0, 1, 4, 32}) {
         std::vector<std::uint8_t> seed = {handler, 5, 0, 1, 0, 0, 0, 0, 0};
@@ -348,14 +400,11 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t s
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const fake_xla::registration target(1, &inspect);
   reader in(data, size);
-  const std::uint8_t handler = in.byte() % 3;
+  ffi::handler* const handler = handlers[in.byte() % handlers.size()];
   fuzzed_frame fuzzed(in);
   current_frame = &fuzzed.frame();
   calls = 0;
-  ffi::error* const error = handler == 0 ? jaxbridge::dispatch::call_cpu(&fuzzed.frame())
-                            : handler == 1
-                                ? jaxbridge::dispatch::call_cuda(&fuzzed.frame())
-                                : jaxbridge::dispatch::call_cuda_capturable(&fuzzed.frame());
+  ffi::error* const error = handler(&fuzzed.frame());
   const bool failed = error != nullptr;
   const fake_xla::outcome got = fake_xla::take(error);
   require(!failed || (got.code >= 1 && got.code <= 16 && !got.message.empty()), "an empty error");

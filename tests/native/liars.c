@@ -109,6 +109,10 @@ __attribute__((visibility("default"))) const struct library* jaxbridge_library_v
   one.initialize = &no_handler;
 #elif LIE == 16
   one.struct_size = 16;
+#elif LIE == 17
+  one.doc = (struct text)TEXT("no UTF-8: \xff\xfe");
+#elif LIE == 18
+  one.parameters = (struct text)TEXT("lambda");
 #endif
   (void)&no_handler;
   return &all;

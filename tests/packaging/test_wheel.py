@@ -2,9 +2,11 @@
 """The wheel: its name, what it holds and needs, and that it works where little else is."""
 
 import json
+import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -123,6 +125,37 @@ def test_headers_are_found_by_cmake(unpacked: pathlib.Path, tmp_path: pathlib.Pa
     package = unpacked / "jaxbridge" / "cmake"
     tool_output("cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-Djaxbridge_DIR={package}")
     tool_output("cmake", "--build", tmp_path / "b")
+
+
+def test_a_package_that_ships_a_library(unpacked: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The template of examples/native, as a wheel: its library is inside, and is loaded."""
+    pytest.importorskip("scikit_build_core")
+    shutil.copytree(ROOT / "examples/native", tmp_path / "project")
+    command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+    done = subprocess.run(
+        [sys.executable, *command, "-w", str(tmp_path), str(tmp_path / "project")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAXBRIDGE_CMAKE_DIR": str(unpacked / "jaxbridge/cmake")},
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    (theirs,) = tmp_path.glob("jb_ops-*.whl")
+    assert theirs.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(theirs) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import jb_ops, jax, numpy as np\n"
+        "x = np.ones((2, 3), np.float32)\n"
+        "np.testing.assert_allclose(jax.jit(lambda x: jb_ops.filter(x, 0.5))(x)[:, 2], 1.75)\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "site"), str(unpacked)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.env

@@ -362,6 +362,8 @@ _lies = {
     14: "a text of one is outside",
     15: "the code of one is no handler of XLA's",
     16: "a function of it is too short, or outside",
+    17: "'utf-8' codec can't decode byte",
+    18: "a parameter cannot be called 'lambda'",
 }
 
 

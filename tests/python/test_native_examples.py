@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """G08: the examples of native functions are compiled and run."""
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -9,11 +10,14 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxbridge
+from jaxbridge.testing import external_calls
 from native_libraries import compiler
+from test_examples import run
 
 examples = Path(__file__).parents[2] / "examples"
 X = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32)
@@ -84,3 +88,85 @@ def test_cmake_project(tmp_path):
         ["cmake", "--install", str(build), "--prefix", str(tmp_path / "wheel")], check=True
     )
     assert (tmp_path / "wheel/jb_ops/libops.so").exists()
+
+
+# ---- what people would write -----------------------------------------------------------------------
+
+
+def script(path):
+    """An example, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, examples / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_stencil(tmp_path):
+    out = run("stencil.py", tmp_path, "--size", "32", "--steps", "300")
+    assert float(re.search(r"after 100 steps: (\S+)", out)[1]) < 1e-6
+    stencil = script("stencil.py")
+    field = jax.ShapeDtypeStruct((20, 50), np.float32)
+    loop = jax.jit(lambda u, v: stencil.simulate(u, v, 10))
+    (call,) = external_calls(loop, field, field, platform="cuda")
+    assert call.name == "gray_scott" and call.results == ("float32[20,50]",) * 2
+    assert external_calls(loop, field, field, platform="cpu") == []
+    with contextlib.suppress(ImportError):  # is it CUDA C++?
+        import cuda.core  # noqa: F401
+
+        from jaxbridge import _device_code
+
+        image = _device_code._with_cuda_core(stencil.SOURCE, "gray_scott", (), "sm_90")
+        assert image[:4] == b"\x7fELF"
+
+
+def build(source, directory, *options):
+    command = [compiler(), "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+    library = directory / f"lib{Path(source).stem}.so"
+    command += [
+        f"-I{jaxbridge.get_include()}",
+        str(examples / source),
+        *options,
+        "-o",
+        str(library),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "No such file or directory" in done.stderr or "cannot find -l" in done.stderr:
+        pytest.skip(f"needs what {source} includes: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    return library
+
+
+def test_fftw(tmp_path):
+    library = build("fftw/dst.cpp", tmp_path, "-lfftw3")
+    out = run("fftw/poisson.py", tmp_path, "--library", str(library), "--size", "31")
+    before, after = map(float, re.search(r"misfit (\S+) -> (\S+)", out).groups())
+    assert after < before / 10
+    with jax.enable_x64(True):
+        f = np.random.default_rng(0).normal(size=(7, 12))
+        dst = jaxbridge.load(library).dst
+        np.testing.assert_allclose(dst(dst(f)) / (4 * 8 * 13), f, atol=1e-12)
+        k = np.arange(1, 8)
+        line = np.sin(np.pi * np.outer(k, k) / 8) * 2
+        np.testing.assert_allclose(dst(f[:, :7]), line @ f[:, :7] @ line, atol=1e-11)
+
+
+def test_sparse(tmp_path):
+    pytest.importorskip("scipy")
+    out = run("sparse/conductivity.py", tmp_path, "--size", "12")
+    before, after = map(float, re.search(r"misfit (\S+) -> (\S+)", out).groups())
+    assert after < before / 10
+    sparse = script("sparse/conductivity.py")
+    pattern = sparse.Pattern(np.array([0, 0, 1, 2, 2]), np.array([2, 0, 1, 0, 2]))
+    solve = sparse.solver(None)
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        values, b = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=3))
+
+        def with_jax(values, b):
+            dense = jnp.zeros((3, 3)).at[pattern.rows, pattern.columns].set(values)
+            return jnp.linalg.solve(dense, b)
+
+        mine = jax.grad(lambda v, b: (solve(pattern, v, b) ** 2).sum(), (0, 1))(values, b)
+        theirs = jax.grad(lambda v, b: (with_jax(v, b) ** 2).sum(), (0, 1))(values, b)
+        for x, y in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9)
