@@ -185,11 +185,19 @@ def plot(results, path: Path) -> None:
     figure.savefig(path)
 
 
+def count(text: str) -> int:
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {n}")
+    return n
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pendulums", type=int, default=1 << 14)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--plot", type=Path, default=Path("pendulums.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--pendulums", type=count, default=1 << 14, help="how many are simulated")
+    parser.add_argument("--steps", type=count, default=1000, help="of time, and of the training")
+    parser.add_argument("--plot", type=Path, default=Path("pendulums.png"), help="file to write")
     options = parser.parse_args()
     on_cuda = jax.default_backend() in ("gpu", "cuda")
     results = {
@@ -199,7 +207,7 @@ def main() -> None:
     print(f"{options.pendulums} pendulums, {options.steps} steps, on {jax.default_backend()}")
     for name, (policy, costs, us, memory) in results.items():
         print(
-            f"{name:12s} cost {costs[0]:.4f} -> {costs[-1]:.4f}, policy {policy.round(2)}, "
+            f"{name:12s} cost {costs[0]:.6f} -> {costs[-1]:.6f}, policy {policy.round(2)}, "
             f"{us:.0f} us per step, {memory / 1024:.0f} KiB beside the state"
         )
     try:

@@ -43,6 +43,8 @@ from ._signature import Parameter as Parameter
 from ._signature import Signature as Signature
 from ._to_external import to_external as to_external
 from ._to_external import view as view
+from ._torch import torch_function as torch_function
+from ._torch import torch_module as torch_module
 from ._ufunc import from_ufunc as from_ufunc
 from ._views import buffer as buffer
 from ._views import empty as empty
@@ -82,6 +84,8 @@ __all__ = [
     "sharded",
     "shares_memory",
     "to_external",
+    "torch_function",
+    "torch_module",
     "view",
 ]
 

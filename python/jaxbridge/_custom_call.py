@@ -7,7 +7,6 @@ Programs are traced with the primitive of `_primitive`, which becomes this one w
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -86,11 +85,7 @@ mlir.register_lowering(custom_call_p, _lowering.lower_call)
 
 
 # ---- vmap_method ---------------------------------------------------------------------------------
-
-
-def can_batch(site: CallSite) -> bool:
-    """Whether the options say how to batch."""
-    return site.options.elementwise or site.options.vmap_method is not None
+# "sequential" is not here: that is a loop of calls, which `_primitive` makes.
 
 
 def _batch(
@@ -110,10 +105,8 @@ def _batch(
         outs = _batch_elementwise(site, results, front, mapped, size)
     elif method == "broadcast_all" or method == "expand_dims":
         outs = _batch_expanded(site, results, front, mapped, size, method == "broadcast_all")
-    elif method == "batched":
-        outs = _batch_merged(site, results, front, mapped, size)
     else:
-        outs = _batch_sequential(site, results, front, mapped, method == "sequential_unrolled")
+        outs = _batch_merged(site, results, front, mapped, size)
     return outs, [0] * len(outs)
 
 
@@ -175,23 +168,6 @@ def _batch_merged(
         site, tuple(((size * shape[0], *shape[1:]), dtype) for shape, dtype in results), merged
     )
     return [o.reshape((size, *shape)) for o, (shape, _) in zip(outs, results, strict=True)]
-
-
-def _batch_sequential(
-    site: CallSite,
-    results: Sequence[Result],
-    operands: Sequence[Any],
-    mapped: Sequence[bool],
-    unroll: bool,
-) -> list[Any]:
-    def one(_: None, moving: list[Any]) -> tuple[None, list[Any]]:
-        rest = iter(moving)
-        values = [next(rest) if m else x for x, m in zip(operands, mapped, strict=True)]
-        return None, _bind(site, results, values)
-
-    moving = [x for x, m in zip(operands, mapped, strict=True) if m]
-    _, outs = jax.lax.scan(one, None, moving, unroll=unroll)
-    return list(outs)
 
 
 batching.primitive_batchers[custom_call_p] = _batch

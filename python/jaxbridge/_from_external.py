@@ -95,7 +95,8 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
 def _joined(x: Sharded, copy: bool | None, device: Any) -> jax.Array:
     if device is not None:
         raise ValueError("from_external: what sharded() made has its devices; leave device= out")
-    return x.join([_from_external(part, copy, at) for part, at in x.placed()])
+    parts = [_from_external(part, copy, at) for part, at in x.placed()]
+    return _imports.joined(x.join(parts), parts)
 
 
 def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:

@@ -33,6 +33,7 @@ from . import (
     _plan,
     _primitive,
     _results,
+    _rule_calls,
     _rules,
     _sharding,
     _spec,
@@ -240,6 +241,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             tuple(results),
             result_tree,
             tuple(refs),
+            inherited_method=_rule_calls.inherited_method(),
         )
 
         before = _errors.newest()

@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -118,7 +119,7 @@ def share(v: _core.View, device: Any, stream: int | None) -> jax.Array:
         stream: one of JAX's on which the content is ready; None: the view's own stream is waited for.
     """
     array, ticket = _share(v, device, stream, writable=False)
-    _remember(array, ticket)
+    _remember(array, [weakref.ref(ticket)])
     return array
 
 
@@ -156,20 +157,28 @@ def _share(
     return array, ticket
 
 
-# By the id of an array that `share` has made: the array, and its import.
-_shared: dict[int, tuple[Any, Any]] = {}
+# By the id of an array that `share` has made, or that is joined of such: the array, and its imports.
+_shared: dict[int, tuple[Any, list[weakref.ref[Import]]]] = {}
 
 
-def _remember(array: jax.Array, ticket: Import) -> None:
+def _remember(array: jax.Array, tickets: "list[weakref.ref[Import]]") -> None:
     key = id(array)
     # The entry goes with the array, before another one can have its id.
-    _shared[key] = weakref.ref(array, lambda _: _shared.pop(key, None)), weakref.ref(ticket)
+    _shared[key] = weakref.ref(array, lambda _: _shared.pop(key, None)), tickets
 
 
-def import_of(array: jax.Array) -> "weakref.ref[Import] | None":
-    """That of the very array that `share` has made."""
-    shared, ticket = _shared.get(id(array), (None, None))
-    return ticket if shared is not None and shared() is array else None
+def joined(array: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
+    """`array`, of which `parts` are what is on each device."""
+    found = [imports_of(part) for part in parts]
+    if all(found):
+        _remember(array, [ticket for tickets in found for ticket in tickets])
+    return array
+
+
+def imports_of(array: jax.Array) -> "list[weakref.ref[Import]]":
+    """Those of the very array that `share` or `joined` has made; of another one none."""
+    shared, tickets = _shared.get(id(array), (None, []))
+    return tickets if shared is not None and shared() is array else []
 
 
 def _wait_for_producer(v: _core.View, stream: int) -> None:
@@ -208,7 +217,7 @@ def compute_stream(device: jax.Device) -> int:
         except Exception as error:
             found.append(error)
 
-    # In a thread of its own: this one may be tracing a program.
+    # In a thread of its own: this one may be tracing a program, or have a mesh.
     asking = threading.Thread(target=ask, name="jaxbridge: XLA's stream")
     asking.start()
     asking.join()

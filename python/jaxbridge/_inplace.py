@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of memory of others by donation: `inplace`."""
 
+import contextlib
 import functools
-import threading
+import inspect
+import operator
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _errors, _fence, _views
+from . import _compat, _core, _errors, _fence, _imports, _owners, _views
 from ._memory import Memory, check_apart
 from ._sharded import Sharded
+
+_either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def inplace(
@@ -36,23 +41,27 @@ def inplace(
         argnums: positions of the arguments that are trees of arrays of other libraries, as `ref` takes
             them.
         has_aux: whether `fun` returns something else too.
-        static_argnums: positions of arguments that are constants, as in `jax.jit`.
+        static_argnums: positions of arguments that are constants, as in `jax.jit`, also where they are
+            given by name.
         stream: on CUDA, where the owner uses the arrays: a handle, or a stream object of any library.
             None: the current stream of the array's library; of libraries that have none that is known
             here, the host waits for the update.
 
     Returns:
-        A function that returns aux, or None. On CUDA what the owner's stream has before a call is seen by
-        it, and what it gets after the call sees the update; the host does not wait. On the CPU a call
-        returns when the update is done. After an error the content of the arrays is undefined.
+        A function that returns aux, or None; as an attribute of a class, a method. On CUDA what the
+        owner's stream has before a call is seen by it, and what it gets after the call sees the update;
+        the host does not wait. On the CPU a call returns when the update is done. After an error the
+        content of the arrays is undefined. Arrays of NumPy, CuPy, torch, Numba and Warp are imported as
+        long as they live, others for one call; `clear()` of the function ends that at once.
 
     Raises:
         (from a call)
         BufferError: an array cannot be updated in place, with the reason.
         TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
-            memory is two arguments.
+            memory is two arguments, of which another one may be a NumPy array, what `from_external`
+            made, or a Ref.
         RuntimeError: JAX has no device for the memory, or updates copies of it; another thread is in a
-            call with the same array.
+            call with the same array; inside a function that is being traced.
         BaseException: what an external function in `fun` raised.
     """
     return InPlace(fun, argnums, has_aux, static_argnums, stream)
@@ -69,14 +78,14 @@ class InPlace:
         static_argnums: int | Sequence[int] | None,
         stream: Any,
     ) -> None:
+        if not callable(fun):
+            raise TypeError(f"inplace: expected a function of JAX, got {_views.type_name(fun)}")
         self._fun = fun
-        self._is_one = isinstance(argnums, int)
-        self._argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        static = () if static_argnums is None else static_argnums
-        self._static = frozenset((static,) if isinstance(static, int) else static)
-        for n in (*self._argnums, *self._static):
-            if n < 0:
-                raise ValueError(f"inplace: position {n}: count from the first argument, 0")
+        self._is_one, self._argnums = _positions("argnums", argnums)
+        self._static = frozenset(
+            () if static_argnums is None else _positions("static_argnums", static_argnums)[1]
+        )
+        self._static_names = _names_of(fun, self._static)
         if not self._argnums or len(set(self._argnums)) < len(self._argnums):
             raise ValueError(f"inplace: argnums={argnums!r} names no argument, or one twice")
         if self._static & set(self._argnums):
@@ -90,7 +99,20 @@ class InPlace:
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._memories: dict[int, _Kept] = {}
 
+    def __repr__(self) -> str:
+        return f"<jaxbridge.inplace of {self._name}, argnums={self._argnums}>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method, where `fun` would be one; `self` is argument 0."""
+        is_method = isinstance(self._fun, types.FunctionType) and instance is not None
+        return types.MethodType(self, instance) if is_method else self
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.is_tracing():
+            raise RuntimeError(
+                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
+                f"none yet; call it outside, or use jaxbridge.ref"
+            )
         count, first = len(args), self._argnums[0]
         if self._is_one and count > first:
             kept = self._memories.get(id(args[first]))
@@ -98,50 +120,91 @@ class InPlace:
                 program = self._programs.get((count, kept.sharding))
                 if program is not None:
                     others = (*args[:first], *args[first + 1 :])
-                    return self._run(program, (kept,), kept.memory.array, others, kwargs)
+                    return self._run(program, (kept,), None, others, kwargs)
         if count <= max(self._argnums):
             raise TypeError(
                 f"inplace: {self._name} got {count} arguments by position, and argnums names "
                 f"{max(self._argnums)}; pass what is updated by position"
             )
-        all_kept: list[_Kept] = []
-
-        def array_of(leaf: Any) -> jax.Array:
-            all_kept.append(self._kept(leaf))
-            return all_kept[-1].memory.array
-
         given = tuple(args[n] for n in self._argnums)
-        taken = jax.tree.map(array_of, given[0] if self._is_one else given)
+        leaves, tree = jax.tree.flatten(given[0] if self._is_one else given)
+        if not leaves:
+            raise TypeError(
+                f"inplace: {self._name}: there is no array in argument "
+                f"{', '.join(map(str, self._argnums))}, which argnums says is updated"
+            )
+        all_kept: list[_Kept] = []
+        for leaf in leaves:
+            try:
+                all_kept.append(self._kept(leaf))
+            except (TypeError, ValueError, BufferError) as error:
+                error.add_note(self._place(given, len(all_kept)))
+                raise
+        if len({id(leaf) for leaf in leaves}) < len(leaves):
+            raise ValueError(
+                "inplace: two of the arrays are in the same memory: they are one object"
+            )
         check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
-        program = self._program_of(count, taken, [kept.sharding for kept in all_kept])
+        alone = len(leaves) == 1 and leaves[0] is given[0] and self._is_one
+        program = self._program_of(count, None if alone else tree, [k.sharding for k in all_kept])
         others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
-        return self._run(program, all_kept, taken, others, kwargs)
+        return self._run(program, all_kept, None if alone else tree, others, kwargs)
 
     def _run(
-        self, program: Any, all_kept: "Sequence[_Kept]", taken: Any, others: Any, kwargs: Any
+        self, program: Any, all_kept: "Sequence[_Kept]", tree: Any, others: Any, kwargs: Any
     ) -> Any:
-        begun: list[_Kept] = []
+        """One call. `tree`: of the arrays; None: it is one, and not in a tree."""
+        call = object()
+        updated: Any = None
         try:
             for kept in all_kept:
-                kept.begin(self._stream)
-                begun.append(kept)
+                kept.begin(call, self._stream)
+            if others or kwargs:
+                self._check_others(all_kept, others, kwargs)
+            if _compat.is_debugging():
+                program = _debugged(program, self._name)
+            arrays = [kept.memory.array for kept in all_kept]
+            taken = arrays[0] if tree is None else jax.tree.unflatten(tree, arrays)
             updated, aux = program(taken, *others, **kwargs)
-            leaves = (updated,) if isinstance(updated, jax.Array) else jax.tree.leaves(updated)
+            leaves = (updated,) if tree is None else jax.tree.leaves(updated)
             for kept, array in zip(all_kept, leaves, strict=True):
                 kept.end(array, self._stream)
             return aux
         except BaseException as error:
+            # An interrupt comes before the end of the update, which goes on in the memory.
+            with contextlib.suppress(Exception):
+                jax.block_until_ready(updated)
             # What was donated is gone; the next call imports anew.
-            for kept in begun:
-                self._forget(kept)
+            for kept in all_kept:
+                if kept.is_used_by(call):
+                    kept.outlast_the_program()
+                    self._forget(kept)
             raised = _errors.original(error) if isinstance(error, _errors.from_xla) else None
             if raised is None:
                 raise
         finally:
-            for kept in begun:
-                kept.busy.release()
+            for kept in all_kept:
+                kept.leave(call)
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
+
+    def _place(self, given: tuple[Any, ...], index: int) -> str:
+        """Which leaf it is of the arguments in argnums, for messages."""
+        path = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
+        within = jax.tree_util.keystr(path[1:])
+        return f"This is argument {self._argnums[path[0].idx]}{within and ' at '}{within} of {self._name}."
+
+    def _check_others(self, all_kept: "Sequence[_Kept]", others: Any, kwargs: Any) -> None:
+        """Raises ValueError where an argument that is not updated is in memory that is."""
+        for argument in (*others, *kwargs.values()) if kwargs else others:
+            for x in (argument,) if isinstance(argument, _leaves) else jax.tree.leaves(argument):
+                for start, end in _extents_of(x):
+                    for kept in all_kept:
+                        if any(start < last and first < end for first, last in kept.extents):
+                            raise ValueError(
+                                f"inplace: {self._name} got memory that it updates as another argument "
+                                f"too, a {_views.type_name(x)}; give a copy there, jax.numpy.array(x)"
+                            )
 
     def clear(self) -> None:
         """Forgets the arrays that it has imported; the next call imports them again."""
@@ -149,9 +212,8 @@ class InPlace:
 
     # ---- programs ----
 
-    def _program_of(self, count: int, taken: Any, shardings: list[Any]) -> Callable[..., Any]:
-        tree: Any = jax.tree.structure(taken)
-        key = (count, shardings[0] if isinstance(taken, jax.Array) else (tree, *shardings))
+    def _program_of(self, count: int, tree: Any, shardings: list[Any]) -> Callable[..., Any]:
+        key = (count, shardings[0] if tree is None else (tree, *shardings))
         if (found := self._programs.get(key)) is not None:
             return found
         others = [n for n in range(count) if n not in self._argnums]
@@ -173,9 +235,18 @@ class InPlace:
         static = [1 + i for i, n in enumerate(others) if n in self._static]
         # New values lie where the old ones do; the rest is XLA's to say.
         spread = any(len(s.device_set) > 1 for s in shardings)
-        placed: Any = {"out_shardings": (jax.tree.unflatten(tree, shardings), None)}
+        placed: Any = {
+            "out_shardings": (
+                shardings[0] if tree is None else jax.tree.unflatten(tree, shardings),
+                None,
+            )
+        }
         program = jax.jit(
-            run, donate_argnums=0, static_argnums=static or None, **(placed if spread else {})
+            run,
+            donate_argnums=0,
+            static_argnums=static or None,
+            static_argnames=self._static_names or None,
+            **(placed if spread else {}),
         )
         return self._programs.setdefault(key, program)
 
@@ -200,13 +271,9 @@ class InPlace:
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
             )
-        if _compat.is_tracing():
-            raise RuntimeError(
-                f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
-                f"none yet; call it outside, or use jaxbridge.ref"
-            )
         kept = _Kept(x, self._memories)
-        self._memories[kept.key] = kept
+        if kept.lasts:
+            self._memories[kept.key] = kept
         return kept
 
     def _forget(self, kept: "_Kept") -> None:
@@ -214,46 +281,72 @@ class InPlace:
             del self._memories[kept.key]
 
 
+# From where memory begins that a call of any InPlace uses to that call.
+_in_use: dict[int, object] = {}
+
+
 class _Kept:
-    """The import of one array object, as long as that lives."""
+    """The import of one array object; where it `lasts`, as long as that lives."""
 
     def __init__(self, x: Any, memories: "dict[int, _Kept]") -> None:
-        self.memory = Memory(x, "inplace", keeps=_keeper)
+        parts = x.parts if isinstance(x, Sharded) else (x,)
+        if any(type(part) is _views.capsule_type for part in parts):
+            raise TypeError(
+                "inplace: a bare capsule is used up by who looks into it; give the array"
+            )
+        # What else keeps memory, nobody knows: that is imported for one call, which keeps all of it.
+        self.lasts = all(_owners.is_known(part) for part in parts)
+        self.memory = Memory(x, "inplace", keeps=_owners.keeper if self.lasts else None)
         self.sharding = self.memory.array.sharding
         self.key = key = id(x)
         self._on_cpu = self.memory.parts[0].device.platform == "cpu"
-        self._is_there = _watch(x, self.memory)
-        self._streams = [_stream_of(x) for x in (x.parts if isinstance(x, Sharded) else (x,))]
-        # Held while a call uses it.
-        self.busy = threading.Lock()
+        self._is_there = _owners.watch(x, self.memory) if self.lasts else lambda _: False
+        self._streams = [_owners.stream_of(part) for part in parts]
+        self._tell = _owners.teller_of(x)
+        self.extents = self.memory.extents
         self._object: Callable[[], Any]
         try:
             # The entry goes with the array, before another one can have its id.
             self._object = weakref.ref(x, lambda _: memories.pop(key, None))
         except TypeError:
+            self.lasts = False
             self._object = lambda: x
 
     def is_of(self, x: Any) -> bool:
         """Whether this is the import of `x`, which has not moved since."""
         return self._object() is x and self._is_there(x)
 
-    def begin(self, given: int | None) -> None:
+    def is_used_by(self, call: object) -> bool:
+        return all(_in_use.get(start) is call for start, _ in self.extents)
+
+    def leave(self, call: object) -> None:
+        """Lets other calls use it, if this one does."""
+        for start, _ in self.extents:
+            if _in_use.get(start) is call:
+                del _in_use[start]
+
+    def outlast_the_program(self) -> None:
+        """Keeps the owner's array until a program that was interrupted is done."""
+        if self.memory.array.is_deleted():
+            for part in self.memory.parts:
+                if (use := part.use()) is not None:
+                    weakref.finalize(use, lambda _: None, self._object()).atexit = False
+
+    def begin(self, call: object, given: int | None) -> None:
         """What the owner has enqueued comes first."""
-        if not self.busy.acquire(blocking=False):
-            raise RuntimeError(
-                "inplace: the array is in use by a call that has not returned: of another thread, or of "
-                "a function that the program calls"
-            )
+        for start, _ in self.extents:
+            # In one step: two threads may be here.
+            if _in_use.setdefault(start, call) is not call:
+                raise RuntimeError(
+                    "inplace: the array is in use by a call that has not returned: of another thread, or "
+                    "of a function that the program calls"
+                )
         if self._on_cpu:
             return
-        try:
-            for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
-                stream = stream_of(part.view.ordinal) if given is None else given
-                if stream is not None:
-                    _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
-        except BaseException:
-            self.busy.release()
-            raise
+        for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
+            stream = stream_of(part.view.ordinal) if given is None else given
+            if stream is not None:
+                _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
 
     def end(self, array: jax.Array, given: int | None) -> None:
         """What the owner enqueues from now on comes after the computation of `array`."""
@@ -277,6 +370,76 @@ class _Kept:
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
                 "please report this with the program"
             )
+        if self._tell is not None:
+            self._tell(self._object())
+
+
+def _positions(option: str, given: Any) -> tuple[bool, tuple[int, ...]]:
+    """Whether an option names one position and no sequence of them, and which."""
+    is_one = hasattr(given, "__index__")
+    try:
+        found = tuple(map(operator.index, (given,) if is_one else tuple(given)))
+    except TypeError:
+        raise TypeError(
+            f"inplace: {option}={given!r}: expected the position of an argument, or several"
+        ) from None
+    for n in found:
+        if n < 0:
+            raise ValueError(f"inplace: {option}={given!r}: count from the first argument, 0")
+    return is_one, found
+
+
+def _names_of(fun: Any, positions: Collection[int]) -> list[str]:
+    """By which names the arguments at these positions can be given too."""
+    if not positions:
+        return []
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # a builtin can be without one
+        return []
+    return [p.name for n, p in enumerate(parameters) if n in positions and p.kind is _either_way]
+
+
+# Arguments that are no trees of others, most of them.
+_leaves = (float, int, np.ndarray, jax.Array)
+
+
+def _extents_of(x: Any) -> list[tuple[int, int]]:
+    """From where to where an argument of JAX is in memory of others, as far as that is known."""
+    if isinstance(x, np.ndarray):
+        # JAX on the CPU reads it where it is.
+        return [np.lib.array_utils.byte_bounds(x)] if x.size else []
+    if isinstance(x, jax.Array):
+        uses = [use() for use in _imports.imports_of(x)]
+        return [(u.view.pointer, u.view.pointer + u.view.nbytes) for u in uses if u is not None]
+    if _compat.is_concrete_ref(x) and _compat.is_external_ref(x):
+        return _compat.ref_storage(x).memory.extents
+    return []
+
+
+def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The program where JAX would run it op by op, or run it again when it finds a NaN.
+
+    It donates nothing then, and memory of others would not be updated.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            out = program(*args, **kwargs)
+            for x in jax.tree.leaves(out):
+                if not jnp.issubdtype(x.dtype, jnp.inexact):
+                    continue
+                for is_bad, what in ((jnp.isnan, nans and "NaN"), (jnp.isinf, infs and "infinity")):
+                    if what and is_bad(x).any():
+                        raise FloatingPointError(
+                            f"inplace: {what} is in what {name} returned; the arrays have been updated. "
+                            f"Call {name} itself with copies of its arguments, and JAX says where it "
+                            f"comes from"
+                        )
+        return out
+
+    return run
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:
@@ -297,61 +460,3 @@ def _checked(name: str, taken: Any, new: Any) -> list[Any]:
                 f"{f'{where}, which is' if where else 'an array of'} {old.dtype}{list(old.shape)}"
             )
     return leaves
-
-
-# ---- of arrays of other libraries ----------------------------------------------------------------
-
-
-def _package(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
-
-
-def _keeper(x: Any) -> Any:
-    """What keeps the memory of an array, and not the array: its end is looked for."""
-    match _package(x):
-        case "cupy":
-            return x.data.mem
-        case "torch":
-            return x.untyped_storage()
-        case "numba":
-            return getattr(x, "gpu_data", None)
-    return x.owner if isinstance(x, _core.View) else None
-
-
-def _watch(x: Any, memory: Memory) -> Callable[[Any], bool]:
-    """A function that tells whether the array is where it was: on other memory it is another one."""
-    if isinstance(x, np.ndarray):
-        view = memory.parts[0].view
-        pointer, nbytes, shape = view.pointer, view.nbytes, view.shape
-        return lambda a: _core.is_dense_at(a, pointer, nbytes) and a.shape == shape
-    place_of = _place_of(x)
-    place = place_of(x)
-    return lambda a: bool(place_of(a) == place)
-
-
-def _place_of(x: Any) -> Callable[[Any], Any]:
-    if isinstance(x, Sharded):
-        functions = [_place_of(part) for part in x.parts]
-        return lambda s: [f(part) for f, part in zip(functions, s.parts, strict=True)]
-    match _package(x):
-        case "cupy":
-            return lambda a: (a.data.ptr, a.shape)
-        case "torch":
-            return lambda a: (a.data_ptr(), a.shape)
-    if type(x) is _views.capsule_type:
-        raise TypeError("inplace: a bare capsule is used up by who looks into it; give the array")
-    if isinstance(x, _core.View):
-        return lambda v: v.pointer
-    if isinstance(getattr(x, "__cuda_array_interface__", None), dict):
-        return lambda a: (a.__cuda_array_interface__["data"], a.shape)
-    return _views.pointer
-
-
-def _stream_of(x: Any) -> Callable[[int], int | None]:
-    """From an ordinal to the stream on which the array is used; None: nobody knows it."""
-    if isinstance(x, _core.View):
-        return lambda _: x.stream
-    if (package := _package(x)) in ("cupy", "torch", "numba", "warp"):
-        adapter = _adapters.get(package)
-        return lambda ordinal: adapter.current_stream(ordinal)[0]
-    return lambda _: None

@@ -55,6 +55,12 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     _check_handlers()
     for platform in _compat.lowering_platforms(ctx):
         _check_platform(site, platform, ctx)
+    devices = _compat.devices_of_whole_arrays(ctx)
+    if site.external and devices > 1:
+        raise NotImplementedError(
+            f"{site.name}: an argument is a Ref of another library's memory, and this program is of "
+            f"several devices: call it inside jax.shard_map, where each device has its own part"
+        )
     is_export = _compat.lowering_for_export(ctx)
     if not site.durable and is_export:
         raise NotImplementedError(
@@ -65,7 +71,6 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f'find it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
             f"module"
         )
-    devices = _compat.devices_of_whole_arrays(ctx)
     if site.has_side_effect and devices > 1:
         if _compat.in_shard_map(ctx):
             raise NotImplementedError(

@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -54,14 +55,23 @@ class Memory:
         check_apart([p.view for p in self.parts], what)
         self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
         self._what = what
-        # For each framework that has it: how often.
-        self._lent: list[str] = []
+        # By the borrow that has it: to which framework.
+        self._lent: dict[object, str] = {}
         self._released = False
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"this {self._what} is in memory of its owner's, and cannot be copied or pickled: take what is "
+            f"in it, {self._what}[...]"
+        )
+
     @property
-    def pointer(self) -> int:
-        return self.parts[0].view.pointer
+    def extents(self) -> list[tuple[int, int]]:
+        """Of each part that is not empty, from where to where it is."""
+        return [
+            (p.view.pointer, p.view.pointer + p.view.nbytes) for p in self.parts if p.view.nbytes
+        ]
 
     def usable(self) -> jax.Array:
         """The array of JAX in it.
@@ -72,9 +82,9 @@ class Memory:
         if self._released:
             raise RuntimeError(f"this {self._what} was released: its memory is its owner's alone")
         if self._lent:
+            others = ", ".join(sorted(set(self._lent.values())))
             raise RuntimeError(
-                f"this {self._what} is lent to {', '.join(sorted(set(self._lent)))}: JAX has it again at "
-                f"the end of the borrow"
+                f"this {self._what} is lent to {others}: JAX has it again at the end of the borrow"
             )
         return self.array
 
@@ -96,26 +106,24 @@ class Memory:
     def _shards_of(self, array: jax.Array) -> list[jax.Array]:
         if len(self.parts) == 1:
             return [array]
-        # `addressable_shards` would stay what it was, where a Ref's array gets new content.
-        data = [array.addressable_data(i) for i in range(len(self.parts))]
-        on = {next(iter(d.devices())): d for d in data}
+        on = {next(iter(d.devices())): d for d in _compat.shards_of(array)}
         return [on[p.device] for p in self.parts]
 
     # ---- lent to others ----
 
-    def lend(self, to: str) -> None:
-        """Nobody in JAX may use the memory from now on."""
+    def lend(self, borrow: object, to: str) -> None:
+        """Nobody in JAX may use the memory from now on. `to`: whose it is, for messages."""
         with self._lock:
             if not self._lent:
                 self.usable()
                 self._check_place()
-            self._lent.append(to)
+            self._lent[borrow] = to
 
-    def take_back(self, to: str, streams: Sequence[int | None]) -> None:
-        """The end of lend().
+    def take_back(self, borrow: object, streams: Sequence[int | None]) -> None:
+        """The end of lend(), where that has begun; after an error the memory is still lent.
 
         Args:
-            to: as it was said there.
+            borrow: as it was given there.
             streams: for each part, on which its content is written; None: it is there.
         """
         with self._lock:
@@ -125,7 +133,7 @@ class Memory:
                     _core.stream_order(stream, ready, part.view.ordinal)
             if len(self._lent) == 1 and any(stream is not None for stream in streams):
                 self._import_again()
-            self._lent.remove(to)
+            self._lent.pop(borrow, None)
 
     def _import_again(self) -> None:
         # What is imported anew is ordered after the stream that it is imported with.
@@ -206,16 +214,29 @@ def _checked(v: _core.View, at: Any, what: str) -> Any:
 
 
 def _advice(v: _core.View, device: Any) -> str:
-    if device.platform == "cpu" and v.pointer % _views.cpu_alignment:
-        return "; jaxbridge.empty makes memory that is aligned"
-    return ""
+    platform = "cpu" if device.platform == "cpu" else "cuda"
+    whole = "give the whole array, and take the part of it in the program"
+    if v.layout not in ("compact", "transposed"):
+        return f"; {whole}"
+    if v.pointer % _imports.alignments[platform]:
+        made = (
+            "jaxbridge.empty makes memory that is aligned; of a part, " if platform == "cpu" else ""
+        )
+        return f"; {made}{whole}"
+    if not v.readonly:
+        return "; give its transpose, and transpose it in the program"
+    return "; give its owner's writable array"
 
 
 def check_apart(views: Sequence[_core.View], what: str) -> None:
     """Raises ValueError where two of the views have memory in common."""
-    ends = sorted((v.pointer, v.pointer + v.nbytes) for v in views if v.nbytes)
-    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        raise ValueError(f"{what}: two of the arrays are in the same memory")
+    in_order = sorted((v for v in views if v.nbytes), key=lambda v: v.pointer)
+    for a, b in itertools.pairwise(in_order):
+        if a.pointer + a.nbytes > b.pointer:
+            raise ValueError(
+                f"{what}: two of the arrays are in the same memory: {_imports.described(a)} at "
+                f"{a.pointer:#x}, and {_imports.described(b)} at {b.pointer:#x}; give each memory once"
+            )
 
 
 @functools.cache
@@ -244,7 +265,9 @@ def _copies(platform: str) -> str | None:
     array, _ = _imports.share_writable(v, device, None)
     array = _committed(array)
     ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
-    _add_one(ref)
+    # In a thread of its own: this one may have a mesh, or forbid to trace or to transfer.
+    with ThreadPoolExecutor(1, "jaxbridge: in place") as thread:
+        thread.submit(_add_one, ref).result()
     moved = array.unsafe_buffer_pointer() != v.pointer
     return f"JAX {jax.__version__} updates a copy of it" if moved else None
 

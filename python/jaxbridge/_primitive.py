@@ -20,7 +20,7 @@ from ._call_site import CallSite
 from ._custom_call import Result, custom_call_p
 from ._errors import BatchingError
 from ._rules import Rules, no_rules
-from ._vmaps import Vmap, lengths, mapped
+from ._vmaps import Vmap, lengths, mapped, one_by_one
 
 if TYPE_CHECKING:
     from ._callee import Callee
@@ -41,10 +41,16 @@ class BoundCall:
     tree: Any
     refs: tuple[tuple[int, int | None], ...] = ()
     vmaps: tuple[Vmap, ...] = ()
+    # Of the Function whose rule makes this call, for one that has none of its own.
+    inherited_method: str | None = None
 
     @property
     def name(self) -> str:
         return self.site.name
+
+    @property
+    def vmap_method(self) -> str | None:
+        return self.site.options.vmap_method or self.inherited_method
 
 
 call_p = Primitive("jaxbridge_call")
@@ -163,6 +169,7 @@ def _wait_on_cpu(operands: Sequence[Any]) -> None:
 def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
     if call.vmaps and rules.vmap is not None:
         return _expanded(call, rules)(*operands)
+    call = dataclasses.replace(call, refs=())  # these are values
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         _wait_on_cpu(operands)
@@ -219,13 +226,15 @@ def _expanded(call: BoundCall, rules: Rules) -> Callable[..., list[Any]]:
     def plain(*operands: Any) -> list[Any]:
         return _custom_call.bind(call.site, call.results, operands)
 
+    if call.vmap_method in ("sequential", "sequential_unrolled"):
+        return one_by_one(plain, call.vmaps, call.vmap_method == "sequential_unrolled")
     return mapped(plain, call.vmaps, everything)
 
 
 def _batch(
     operands: Sequence[Any], axes: Sequence[Any], *, call: BoundCall, rules: Rules
 ) -> tuple[list[Any], list[int]]:
-    if rules.vmap is None and not _custom_call.can_batch(call.site):
+    if rules.vmap is None and call.vmap_method is None and not call.site.options.elementwise:
         raise BatchingError(
             f"{call.name}: vmap needs to know how: give the Function vmap_method= ('sequential' calls "
             f"it once for each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole "

@@ -9,7 +9,7 @@ from . import _adapters, _compat, _core, _views
 from ._memory import Memory
 
 
-def ref(x: Any) -> Any:
+def ref(x: Any) -> jax.Ref:
     """A `jax.Ref` in the memory of an array that another library made.
 
     Programs of JAX that take it, or close over it, read and update that memory itself, and never a copy
@@ -27,7 +27,8 @@ def ref(x: Any) -> Any:
 
     Raises:
         BufferError: the memory cannot be updated in place, with the reason.
-        TypeError: no array of another library; 64-bit data while JAX's 64-bit types are off.
+        TypeError: no array of another library, but a tree of them, or one of JAX's; 64-bit data while
+            JAX's 64-bit types are off.
         RuntimeError: JAX has no device for the memory, or updates a copy of it (on the CPU before 0.8.3);
             inside a function that is being traced.
     """
@@ -40,8 +41,14 @@ def ref(x: Any) -> Any:
         raise TypeError(
             "ref: expected an array of another library; for one of JAX's own there is jax.new_ref(x)"
         )
+    if isinstance(x, (dict, list, tuple)):
+        raise TypeError(
+            f"ref: expected one array, got {_views.type_name(x)}; for a Ref of each array of a tree there "
+            f"is jax.tree.map(jaxbridge.ref, x)"
+        )
     memory = Memory(x, "ref")
-    return _compat.make_external_ref(memory.array, lambda kind: _Storage(kind, memory))
+    made: jax.Ref = _compat.make_external_ref(memory.array, lambda kind: _Storage(kind, memory))
+    return made
 
 
 class _Storage(_compat.ref_storage_type):  # type: ignore[misc]
@@ -67,35 +74,49 @@ class borrow:  # noqa: N801 (used as a function)
         ref: what `ref` made.
         framework: "numpy", "cupy", "torch", "numba", "warp", or "view".
         stream: on CUDA the stream on which the memory is used: a handle, or a stream object of any
-            library. None: the framework's current one; for "view" the legacy default stream.
+            library. None: the framework's current one; for "view" the legacy default stream. On the CPU
+            it has no use.
 
     Returns:
         From `with` and `acquire`: a writable array of that framework, or a tuple of one for each part of a
         Ref of `sharded` memory. It must not be used after the end.
 
     Raises:
-        TypeError: not a Ref of memory of others; no arrays of its dtype, or on its platform, in the
-            framework.
-        RuntimeError: the Ref was released; this borrow was begun or ended before.
+        TypeError: not a Ref of memory of others, or one that is being traced; no arrays of its dtype or
+            rank, or on its platform, in the framework; no stream.
+        ValueError, ImportError: no framework of that name, or not installed.
+        RuntimeError: the Ref was released, or has other memory by now; this borrow was begun or ended
+            before; inside a function that is being traced.
     """
 
     def __init__(self, ref: Any, framework: str = "view", *, stream: Any = None) -> None:
         if not (_compat.is_concrete_ref(ref) and _compat.is_external_ref(ref)):
+            traced = isinstance(ref, jax.core.Tracer)
             raise TypeError(
                 f"borrow: expected a Ref that jaxbridge.ref made, got {_views.type_name(ref)}"
+                + (
+                    "; it has no memory while it is traced, and jaxbridge.call passes it on"
+                    if traced
+                    else ""
+                )
             )
         self._memory: Memory = _compat.ref_storage(ref).memory
         self._framework = framework
         self._adapter: Any = None if framework == "view" else _adapters.get(framework)
-        self._given = stream
+        self._given = None if stream is None else _views.stream_handle(stream)
         self._streams: list[int | None] | None = None
         # Stream objects, which have to live as long as their handles are used.
-        self._kept: list[Any] = []
+        self._kept: list[Any] = [stream]
 
     def acquire(self) -> Any:
         """Begins it, as `with` does."""
         if self._streams is not None:
             raise RuntimeError("borrow: it has begun already; end it first, or make another one")
+        if _compat.is_tracing():
+            raise RuntimeError(
+                "borrow: inside a function that JAX traces the memory is not yet what its program makes of "
+                "it; borrow outside, or pass the Ref on with jaxbridge.call"
+            )
         memory, adapter = self._memory, self._adapter
         for part in memory.parts:
             if adapter is not None:
@@ -104,10 +125,15 @@ class borrow:  # noqa: N801 (used as a function)
                     raise TypeError(
                         f'borrow: "{self._framework}" has no arrays on {platform}, where the Ref is'
                     )
+                if (ndim := len(part.view.shape)) > adapter.max_ndim:
+                    raise TypeError(
+                        f'borrow: "{self._framework}" has arrays of at most {adapter.max_ndim} axes, not '
+                        f"{ndim}; give its owner's array another shape before jaxbridge.ref"
+                    )
                 adapter.check_dtype(part.view.dtype, platform)
-        memory.lend(self._framework)
         streams: list[int | None] = []
         try:
+            memory.lend(self, self._framework)
             arrays = []
             for part, shard in zip(memory.parts, memory.shards(), strict=True):
                 stream = None
@@ -124,15 +150,16 @@ class borrow:  # noqa: N801 (used as a function)
                     v.pointer, v.shape, v.dtype, platform, v.ordinal, None, stream, False, v
                 )
                 arrays.append(lent if adapter is None else adapter.array_of(lent))
+            self._streams = streams
+            return arrays[0] if len(arrays) == 1 else tuple(arrays)
         except BaseException:
-            memory.take_back(self._framework, [None] * len(memory.parts))
+            self._streams = None
+            memory.take_back(self, [None] * len(memory.parts))
             raise
-        self._streams = streams
-        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def _stream_on(self, ordinal: int) -> int:
         if self._given is not None:
-            return _views.stream_handle(self._given)
+            return self._given
         if self._adapter is None:
             return 0
         handle, keep = self._adapter.current_stream(ordinal)
@@ -140,12 +167,16 @@ class borrow:  # noqa: N801 (used as a function)
         return handle
 
     def release(self) -> None:
-        """Ends it, as the end of `with` does."""
+        """Ends it, as the end of `with` does. After an error it goes on, and can be ended again."""
         if self._streams is None:
             raise RuntimeError("borrow: it has not begun, or has ended")
         streams, self._streams = self._streams, None
-        self._memory.take_back(self._framework, streams)
-        self._kept.clear()
+        try:
+            self._memory.take_back(self, streams)
+        except BaseException:
+            self._streams = streams
+            raise
+        del self._kept[1:]
 
     def __enter__(self) -> Any:
         return self.acquire()

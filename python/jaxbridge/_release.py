@@ -37,12 +37,13 @@ def release(x: Any) -> None:
             f"release: expected an array that from_external made, or what ref made, got "
             f"{_views.type_name(x)}"
         )
-    ticket = _imports.import_of(x)
-    if ticket is None or x.nbytes == 0:
+    imports = _imports.imports_of(x)
+    if not imports or x.nbytes == 0:
         raise ValueError(
-            "release: the memory of this array is JAX's own, or it was made of an imported one; give "
-            "the very array with which from_external shares the memory of another library"
+            "release: the memory of this array is JAX's own, or it was made of an imported one, or of a "
+            "Ref; give the very array with which from_external shares the memory of another library, or "
+            "the Ref"
         )
     if x.is_deleted():
         raise ValueError("release: the array was released, or deleted or donated, before")
-    _imports.end(x, [ticket])
+    _imports.end(x, imports)

@@ -5,7 +5,8 @@ A rule gets the arguments as the Function was called with them: those by positio
 those by keyword by keyword.
 """
 
-from collections.abc import Mapping, Sequence
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,6 +24,25 @@ from ._vmaps import Vmap
 
 if TYPE_CHECKING:
     from ._primitive import BoundCall
+
+
+# The vmap method of the Function whose rule is running, for the Functions that it calls. Only a loop is
+# right for every function.
+_method: contextvars.ContextVar[str | None] = contextvars.ContextVar("vmap_method", default=None)
+
+
+def inherited_method() -> str | None:
+    """How to batch a call that the rule which runs now makes, where its Function does not say."""
+    return _method.get()
+
+
+def _ask(call: "BoundCall", rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    is_loop = call.vmap_method in ("sequential", "sequential_unrolled")
+    token = _method.set(call.vmap_method if is_loop else None)
+    try:
+        return rule(*args, **kwargs)
+    finally:
+        _method.reset(token)
 
 
 # ---- a call's arguments --------------------------------------------------------------------------
@@ -87,7 +107,6 @@ def run_jvp(
         tangents: by operand; of the others they are zero.
     """
     assert rules.jvp is not None
-    rule = rules.jvp.rule
 
     def zero(x: Any) -> Any:
         aval = jax.typeof(x).to_tangent_aval()
@@ -99,7 +118,7 @@ def run_jvp(
 
     full = [tangents[i] if i in tangents else zero(x) for i, x in enumerate(primals)]
     args, kwargs = call.site.arguments.fill(primals)
-    out = rule(tuple(args), _by_position(call, full, None), **kwargs)
+    out = _ask(call, rules.jvp.rule, tuple(args), _by_position(call, full, None), **kwargs)
     if not (isinstance(out, (tuple, list)) and len(out) == 2):
         raise DerivativeError(
             f"{call.name}: the rule of defjvp returned {_kind(out)}; expected a pair: the results, and "
@@ -113,7 +132,7 @@ def run_fwd(call: "BoundCall", rules: Rules, primals: Sequence[Any]) -> tuple[li
     """Results and residuals."""
     assert rules.vjp is not None
     args, kwargs = call.site.arguments.fill(primals)
-    out = rules.vjp.fwd(*args, **kwargs)
+    out = _ask(call, rules.vjp.fwd, *args, **kwargs)
     if not (isinstance(out, (tuple, list)) and len(out) == 2):
         raise DerivativeError(
             f"{call.name}: fwd of defvjp returned {_kind(out)}; expected a pair: the results, and what "
@@ -142,7 +161,7 @@ def run_bwd(
         cotangents: of the inexact results.
     """
     assert rules.vjp is not None
-    got = rules.vjp.bwd(residuals, _cotangent_tree(call, cotangents), **kwargs)
+    got = _ask(call, rules.vjp.bwd, residuals, _cotangent_tree(call, cotangents), **kwargs)
     args, _ = call.site.arguments.tree
     if not isinstance(got, (tuple, list)) or len(got) != len(args):
         raise DerivativeError(
@@ -170,7 +189,7 @@ def run_transpose(
         avals, _ = call.site.arguments.fill(abstract)
         wanted = tuple(avals[n] for n in linear.argnums)
         kwargs = {**kwargs, "avals": wanted[0] if linear.is_single else wanted}
-    got = linear.transpose(_cotangent_tree(call, cotangents), *others, **kwargs)
+    got = _ask(call, linear.transpose, _cotangent_tree(call, cotangents), *others, **kwargs)
     if linear.is_single:
         got = (got,)
     elif not isinstance(got, (tuple, list)) or len(got) != len(linear.argnums):
@@ -300,7 +319,7 @@ def run_vmap(call: "BoundCall", rules: Rules, vmap: Vmap, operands: Sequence[Any
     ]
     in_batched = _by_position(call, [axis is not None for axis in vmap.axes], False)
     args, kwargs = call.site.arguments.fill(front)
-    got = rules.vmap(vmap.size, in_batched, *args, **kwargs)
+    got = _ask(call, rules.vmap, vmap.size, in_batched, *args, **kwargs)
     if not (isinstance(got, (tuple, list)) and len(got) == 2):
         raise BatchingError(
             f"{call.name}: the rule of defvmap returned {_kind(got)}; expected a pair: the results, and "

@@ -2,7 +2,8 @@
 """Memory of others on several devices as one array: `sharded`."""
 
 import dataclasses
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,26 +34,42 @@ class Sharded:
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, list(arrays))
 
 
-def sharded(parts: Sequence[Any], shape: Sequence[int], sharding: Sharding) -> Sharded:
+def sharded(parts: Iterable[Any], shape: int | Sequence[int], sharding: Sharding) -> Sharded:
     """Memory of others on several devices, one array to JAX: for `from_external`, `ref` and `inplace`.
 
     Args:
         parts: an array of another library for each device of this process, in the order of
             `sharding.addressable_devices_indices_map(shape)`; of shape `sharding.shard_shape(shape)`.
+            Where the sharding replicates, each device has a part of its own with the same content.
         shape: of the whole array.
         sharding: how it lies on the devices.
 
     Raises:
         ValueError: there are more or fewer parts than devices, or the shape cannot be sharded so.
+        TypeError: no sequence of parts, no shape of whole numbers, or no sharding.
     """
-    extents = tuple(shape)
+    if not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"sharded: sharding={sharding!r}: expected a jax.sharding.Sharding, as "
+            f"NamedSharding(mesh, PartitionSpec(...))"
+        )
+    try:
+        # Whole numbers: JAX keeps what it finds for a shape, and finds it again for an equal one.
+        extents = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        given = tuple(parts)
+    except TypeError as error:
+        raise TypeError(
+            f"sharded: expected a sequence of parts, and a shape of whole numbers: {error}"
+        ) from None
+    if any(n < 0 for n in extents):
+        raise ValueError(f"sharded: shape={extents} is not that of an array")
     devices = _devices(sharding, extents)
-    if len(parts) != len(devices):
+    if len(given) != len(devices):
         raise ValueError(
-            f"sharded: {len(parts)} parts for {len(devices)} devices of this process; give one for each, "
+            f"sharded: {len(given)} parts for {len(devices)} devices of this process; give one for each, "
             f"in the order {devices}"
         )
-    return Sharded(tuple(parts), extents, sharding)
+    return Sharded(given, extents, sharding)
 
 
 def _devices(sharding: Sharding, shape: tuple[int, ...]) -> list[jax.Device]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat
+from . import _compat, _ufunc_derivatives
 from ._errors import PlatformError
 from ._function import Function, call
 
@@ -86,6 +86,7 @@ class Ufunc:
 
     def __init__(self, kind: str, name: str, ufunc: np.ufunc) -> None:
         self.ufunc = ufunc
+        self._kind = kind
         self.name = f"{_libraries[kind]['cpu']}.{name}"
         self.__name__ = self.__qualname__ = name
         self.__doc__ = ufunc.__doc__
@@ -97,6 +98,7 @@ class Ufunc:
             elementwise=True,
         )
         self.function.callee.name = self.name
+        self.function.defjvp(self._jvp, symbolic_zeros=True)
 
     def __call__(self, *operands: Any) -> Any:
         """Calls the ufunc, with NumPy's broadcasting and NumPy's types of the results.
@@ -181,6 +183,16 @@ class Ufunc:
         specs = tuple(jax.ShapeDtypeStruct(shape, d) for d in written)
         return specs if self.ufunc.nout > 1 else specs[0]
 
+    def _jvp(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        out = self.function(*primals)
+        if self._kind == "special" and (partials := _derivatives_of_special().get(self.__name__)):
+            found = _ufunc_derivatives.jvp(self.name, partials, primals, out, tangents)
+        elif self._kind == "numpy" and self.__name__ in _ufunc_derivatives.of_jax:
+            found = _ufunc_derivatives.jvp_of_jax(self.__name__, primals, tangents)
+        else:
+            raise _ufunc_derivatives.unknown(self.name, "any argument")
+        return out, jax.tree.map(_as_tangent, found, out)
+
     # ---- types -------------------------------------------------------------------------------
 
     def _resolve(self, types: Sequence[Any]) -> tuple[np.dtype[Any], ...]:
@@ -238,6 +250,24 @@ class Ufunc:
             if not set(loop) & set("gGOMmSUV")
         }
         return f"its loops are {'; '.join(shown) or 'not for types that JAX has'}"
+
+
+class _Special:
+    """The ufuncs of scipy.special as JAX functions, as attributes."""
+
+    def __getattr__(self, name: str) -> Ufunc:
+        return from_ufunc(getattr(importlib.import_module("scipy.special"), name))
+
+
+@functools.cache
+def _derivatives_of_special() -> dict[str, _ufunc_derivatives.Partials]:
+    return _ufunc_derivatives.special(_Special())
+
+
+def _as_tangent(x: Any, out: Any) -> Any:
+    if not jnp.issubdtype(out.dtype, jnp.inexact):
+        return None
+    return jnp.broadcast_to(x, out.shape).astype(out.dtype)
 
 
 def _is_small_float(dtype: np.dtype[Any]) -> bool:

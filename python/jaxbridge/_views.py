@@ -148,6 +148,11 @@ def of(x: Any, stream_of: Callable[[int], int] | None = None) -> tuple[_core.Vie
 
 
 def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.View, int | None]:
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{type_name(x)} has no memory: it is being traced; inside jit pass arrays to external "
+            f"functions with jaxbridge.call"
+        )
     refused: Exception | None = None
     if hasattr(x, "__dlpack__"):
         try:
@@ -164,15 +169,15 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
             isinstance(host_fields, dict) and host_fields.get("mask") is not None
         ):  # NumPy ignores it
             raise BufferError("array interface: masked arrays are not taken; fill them in first")
-        array = np.asarray(x if hasattr(x, "__array_interface__") else memoryview(x))
+        try:
+            array = np.asarray(x if hasattr(x, "__array_interface__") else memoryview(x))
+        except ValueError as error:  # of elements that are no numbers: ctypes pointers
+            raise TypeError(
+                f"{type_name(x)}: NumPy makes no array of its memory: {error}"
+            ) from None
         return _core.view_of_interface(array.__array_interface__, array, array.dtype, False), None
     if refused is not None:
         raise refused
-    if isinstance(x, jax.core.Tracer):
-        raise TypeError(
-            f"{type_name(x)} has no memory: it is being traced; inside jit pass arrays to external "
-            f"functions with jaxbridge.call"
-        )
     raise TypeError(
         f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}"
     )

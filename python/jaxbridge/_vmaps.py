@@ -42,6 +42,33 @@ def mapped(fun: Flat, vmaps: Sequence[Vmap], operands: Sequence[int | None]) -> 
     return fun
 
 
+def one_by_one(fun: Flat, vmaps: Sequence[Vmap], unroll: bool) -> Flat:
+    """As `mapped`, for the operands of the call itself: `fun` runs once for each element, in a loop."""
+    for vmap in vmaps:
+        fun = _loop(fun, vmap, unroll)
+    return fun
+
+
+def _loop(fun: Flat, vmap: Vmap, unroll: bool) -> Flat:
+    def loop(*operands: Any) -> list[Any]:
+        def step(_: None, moving: list[Any]) -> tuple[None, list[Any]]:
+            rest = iter(moving)
+            values = [
+                x if axis is None else next(rest)
+                for x, axis in zip(operands, vmap.axes, strict=True)
+            ]
+            return None, fun(*values)
+
+        moving = [
+            jnp.moveaxis(x, axis, 0)
+            for x, axis in zip(operands, vmap.axes, strict=True)
+            if axis is not None
+        ]
+        return list(jax.lax.scan(step, None, moving, length=vmap.size, unroll=unroll)[1])
+
+    return loop
+
+
 def mapped_transpose(
     fun: Flat, vmaps: Sequence[Vmap], operands: Sequence[int | None], results: Sequence[int]
 ) -> Flat:

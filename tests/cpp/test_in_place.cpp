@@ -71,6 +71,14 @@ TEST_F(in_place_test, memory_in_common_is_an_error) {
   EXPECT_TRUE(check(rules, {floats(8, 8), floats(8, 0)}, {floats(8, 8)}).ok());
 }
 
+TEST_F(in_place_test, no_elements_have_nothing_in_common) {
+  const in_place rules({"x", "y"}, {{0, 0}}, {});
+  any_buffer none = floats(0, 0);
+  none.data = memory_ + 10;
+  EXPECT_TRUE(check(rules, {floats(8, 8), none}, {floats(8, 8)}).ok());
+  EXPECT_TRUE(check(rules, {none, floats(8, 8)}, {none}).ok());
+}
+
 TEST_F(in_place_test, operands_that_are_only_read_may_have_memory_in_common) {
   const in_place rules({"x", "y"}, {}, {});
   EXPECT_TRUE(check(rules, {floats(0, 8), floats(4, 8)}, {}).ok());

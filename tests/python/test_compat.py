@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbridge
 from jaxbridge import _compat, _core
+from processes import run
 
 P = PartitionSpec
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -777,6 +778,26 @@ def test_a_ref_of_an_array_shares_it_and_has_a_type_of_its_own():
     assert told.count((False, (4,))) == 1
 
 
+def test_shards_of():
+    (device,) = jax.devices("cpu")[:1]
+    x = jnp.arange(4.0, device=device)
+    (shard,) = _compat.shards_of(x)
+    assert shard.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    ref = jax.new_ref(x)
+    for i in range(2):  # what it is now
+        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(ref)
+        (shard,) = _compat.shards_of(_compat.ref_array(ref))
+        np.testing.assert_array_equal(shard, np.arange(4) + i + 1)
+
+
+def test_is_debugging():
+    assert not _compat.is_debugging()
+    for mode in (jax.disable_jit, jax.debug_nans, jax.debug_infs):
+        with mode(True):
+            assert _compat.is_debugging()
+    assert not _compat.is_debugging()
+
+
 def test_whether_something_is_traced():
     assert not _compat.is_tracing()
     seen = []
@@ -800,3 +821,24 @@ def test_ref_array_is_what_the_ref_holds():
     ref = jax.new_ref(jnp.arange(4.0))
     ref[...] = ref[...] + 1
     np.testing.assert_array_equal(_compat.ref_array(ref), np.arange(4.0) + 1)
+
+
+def test_shards_of_many_devices():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from jaxbridge import _compat
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        for spec in (P("d"), P()):
+            a = jax.device_put(jnp.arange(6), NamedSharding(mesh, spec))
+            arrays = _compat.shards_of(a)
+            assert {d for x in arrays for d in x.devices()} == set(jax.devices())
+            assert len({x.unsafe_buffer_pointer() for x in arrays}) == 3
+        one = jnp.arange(3)
+        assert [x.unsafe_buffer_pointer() for x in _compat.shards_of(one)] == [
+            one.unsafe_buffer_pointer()
+        ]
+        """,
+        devices=3,
+    )

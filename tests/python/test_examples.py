@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,14 @@ def test_pendulums_are_balanced_in_place(tmp_path: Path) -> None:
     beside = [int(n) for n in re.findall(r"(\d+) KiB beside the state", out)]
     assert beside[0] <= beside[1]
     assert (tmp_path / "pendulums.png").exists() or "no plot" in out
+
+
+def test_terrain_from_a_few_heights(tmp_path: Path, needs: Callable[[str], None]) -> None:
+    needs("matplotlib")  # which has the data, too
+    out = run("terrain.py", tmp_path, "--points", "60", "--nu", "0.6", "1.3")
+    # What is found where the gradient is right.
+    found = re.findall(r"^nu ([\d.]+): .* log-likelihood ([\d.]+)$", out, re.MULTILINE)
+    assert {nu: float(value) for nu, value in found} == {"0.6": 104.3, "1.3": 102.4}
+    error, spread, inside = map(int, re.findall(r"(\d+) (?:m|%)[,; ]", out.splitlines()[-2] + " "))
+    assert error < 0.9 * spread and inside > 80
+    assert (tmp_path / "terrain.png").stat().st_size > 10_000

@@ -4,7 +4,11 @@
 docs/memory.md refers to these tests by name.
 """
 
+import copy
+import ctypes
+import functools
 import gc
+import pickle
 import re
 import threading
 import weakref
@@ -148,6 +152,25 @@ def test_derivatives_of_functions_that_read_it():
 
 
 @needs_updates
+def test_vmap_over_a_ref_updates_it():
+    block = owned()
+    pointers = []
+    f = jaxbridge.call(lambda x: pointers.append(x.ctypes.data), None, vmap_method="sequential")
+    r = jaxbridge.ref(block)
+
+    def add(r, x):
+        r[...] = r[...] + x
+        f(r)
+
+    for mapped in (jax.vmap(add), jax.jit(jax.vmap(add))):
+        mapped(r, jnp.arange(8.0))
+        assert pointer(r) == block.ctypes.data
+    np.testing.assert_array_equal(content(r), np.arange(8) * 3)
+    np.testing.assert_array_equal(block, np.arange(8) * 3)
+    assert len(pointers) == 16
+
+
+@needs_updates
 @pytest.mark.skipif(_compat.jax_version < (0, 12), reason="jax.ref.freeze copies before JAX 0.12")
 def test_freeze_gives_the_array_in_the_same_memory():
     block = owned()
@@ -200,18 +223,37 @@ def readonly() -> np.ndarray:
     return a
 
 
+def readonly_view(a: np.ndarray) -> np.ndarray:
+    a = a[:]
+    a.flags.writeable = False
+    return a
+
+
 NOT_IN_PLACE = {
-    "read-only": (readonly, BufferError, "it is read-only"),
-    "strided": (lambda: owned(16)[::2], BufferError, r"strides \(8,\) are not those of a dense"),
+    "read-only": (readonly, BufferError, "it is read-only; give its owner's writable array"),
+    "strided": (
+        lambda: owned(16)[::2],
+        BufferError,
+        r"strides \(8,\) are not those of a dense.*; give the whole array, and take the part of it in",
+    ),
     "column-major": (
         lambda: owned(6).reshape(2, 3).T,
         BufferError,
-        r"strides \(4, 12\) are not those of a row-major array",
+        r"strides \(4, 12\) are not those of a row-major array; give its transpose",
     ),
     "negative strides": (lambda: owned()[::-1], BufferError, "not those of a dense array"),
-    "misaligned": (lambda: owned(16)[1:9], BufferError, "no multiple of 64.*jaxbridge.empty makes"),
+    "misaligned": (
+        lambda: owned(16)[1:9],
+        BufferError,
+        "no multiple of 64.*jaxbridge.empty makes memory that is aligned; of a part, give the whole",
+    ),
     "64 bit": (lambda: owned(dtype="float64"), TypeError, "64-bit types are off"),
     "structured": (lambda: np.zeros(4, "f4,i4"), TypeError, "no arrays of dtype"),
+    "pointers": (
+        lambda: (ctypes.POINTER(ctypes.c_float) * 4)(),
+        TypeError,
+        "LP_c_float_Array_4: NumPy makes no array of its memory",
+    ),
     "no array": (lambda: 3.0, TypeError, "expected an array with DLPack"),
     "JAX's own": (lambda: jnp.ones(3), TypeError, "array of another library"),
     "a Ref": (lambda: jax.new_ref(jnp.ones(3)), TypeError, "array of another library"),
@@ -228,10 +270,23 @@ def test_what_cannot_be_in_place_is_an_error(name):
         before = np.array(given, copy=True) if isinstance(given, np.ndarray) else None
         with pytest.raises(kind, match=text) as caught:
             take(given)
-        assert what in str(caught.value) or "expected an array" in text or "dtype" in text
+        assert what in str(caught.value) or "dtype" in text or "array" in text
         if before is not None:
             np.testing.assert_array_equal(np.asarray(given), before)
             assert _core.live_imports(given.ctypes.data) == 0
+
+
+@needs_updates
+def test_a_ref_is_of_one_array():
+    tree = {"q": owned(), "p": owned(4)}
+    for given in (tree, list(tree.values())):
+        with pytest.raises(
+            TypeError, match=r"expected one array, .* jax\.tree\.map\(jaxbridge\.ref, x\)"
+        ):
+            jaxbridge.ref(given)
+    refs = jax.tree.map(jaxbridge.ref, tree)
+    jax.jit(lambda refs: jax.tree.map(plus_one, refs))(refs)
+    np.testing.assert_array_equal(content(refs["p"]), np.arange(4) + 1)
 
 
 @needs_updates
@@ -249,7 +304,8 @@ def test_an_update_while_something_holds_the_array_is_noticed():
     """On the CPU JAX makes a copy then, and says nothing."""
     block = owned()
     r = jaxbridge.ref(block)
-    held = jaxbridge.view(_compat.ref_array(r))
+    copies = _compat.jax_version < (0, 12)
+    held = jaxbridge.view(_compat.ref_array(r) if copies else jax.ref.freeze(r))
     jax.jit(plus_one)(r)
     with pytest.raises(RuntimeError, match="something else held the array during an update"):
         jaxbridge.borrow(r).acquire()
@@ -263,10 +319,32 @@ def test_inside_a_trace_there_is_no_memory():
     block = owned()
     with pytest.raises(RuntimeError, match="ref: inside a function that JAX traces"):
         jax.jit(lambda: jaxbridge.ref(block)[...])()
+    r = jaxbridge.ref(block)
+    with pytest.raises(RuntimeError, match="borrow: inside a function that JAX traces"):
+        jax.jit(lambda: jaxbridge.borrow(r, "numpy").acquire()[0])()
+    assert r[1] == 1
+    jaxbridge.release(r)
     step = jaxbridge.inplace(lambda x: x + 1)
-    with pytest.raises(RuntimeError, match="inside a function that JAX traces"):
-        jax.jit(lambda: step(block))()
+    uses = [
+        lambda: jax.jit(lambda: step(block))(),
+        lambda: jax.jit(step)(block),
+        lambda: jax.lax.scan(lambda c, _: (c, step(block)), 0, None, length=2),
+        lambda: jax.vmap(lambda x: (step(block), x)[1])(jnp.ones(2)),
+        lambda: jax.grad(lambda x: (step(block), x)[1])(1.0),
+    ]
+
+    def all_are_errors():
+        for use in uses:
+            with pytest.raises(RuntimeError, match="inside a function that JAX traces"):
+                use()
+
+    all_are_errors()
     assert _core.live_imports(block.ctypes.data) == 0
+    step(block)
+    all_are_errors()  # although it is known what the call would do
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
+    step(block)
+    np.testing.assert_array_equal(block, np.arange(8) + 2)
 
 
 # ---- external functions --------------------------------------------------------------------------
@@ -561,6 +639,10 @@ def test_what_cannot_be_borrowed():
             jaxbridge.borrow(given)
     with pytest.raises(ValueError, match="'jax' is not known"):
         jaxbridge.borrow(r, "jax")
+    with pytest.raises(TypeError, match="stream: expected a handle or a stream object"):
+        jaxbridge.borrow(r, "numpy", stream="default")
+    with pytest.raises(TypeError, match="it has no memory while it is traced"):
+        jax.jit(lambda r: jaxbridge.borrow(r))(r)
     with pytest.raises(TypeError, match="expected a Ref"):
         jax.jit(lambda r: jaxbridge.borrow(r).acquire())(r)
     jaxbridge.release(r)
@@ -569,14 +651,32 @@ def test_what_cannot_be_borrowed():
 
 
 @needs_updates
-def test_what_a_framework_cannot_have_stays_with_jax(needs):
-    needs("numba")
-    block = jaxbridge.empty((4,), jnp.bfloat16)
+@pytest.mark.parametrize(
+    "framework, shape, dtype, text",
+    [
+        ("numba", (4,), "bfloat16", "bfloat16"),
+        ("warp", (1, 1, 1, 1, 2), "float32", "arrays of at most 4 axes, not 5"),
+    ],
+)
+def test_what_a_framework_cannot_have_stays_with_jax(framework, shape, dtype, text, needs):
+    needs(framework)
+    block = jaxbridge.empty(shape, jnp.dtype(dtype))
     block[...] = 1
     r = jaxbridge.ref(block)
-    with pytest.raises(TypeError, match="bfloat16"):
-        jaxbridge.borrow(r, "numba").acquire()
-    assert r[0] == 1
+    with pytest.raises(TypeError, match=text):
+        jaxbridge.borrow(r, framework).acquire()
+    assert r[...].sum() == block.size
+
+
+@needs_updates
+def test_a_ref_has_no_copy():
+    r = jaxbridge.ref(owned())
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match=r"cannot be copied or pickled: take what is in it, ref\["
+        ):
+            copied(r)
+    np.testing.assert_array_equal(copy.deepcopy(r[...]), np.arange(8))
 
 
 # ---- the end -------------------------------------------------------------------------------------
@@ -682,6 +782,54 @@ def test_inplace_of_trees_and_of_several_arguments():
 
 
 @needs_updates
+def test_what_is_in_the_way_is_said_with_its_place():
+    state = {"q": owned(), "p": [owned(), owned(16)[1:9]]}
+    step = jaxbridge.inplace(lambda dt, x, y: (x, y), argnums=(2, 1))
+    with pytest.raises(BufferError, match="no multiple of 64") as caught:
+        step(0.1, state, owned())
+    assert caught.value.__notes__ == ["This is argument 1 at ['p'][1] of <lambda>."]
+    with pytest.raises(TypeError, match="expected an array") as caught:
+        step(0.1, {"a": owned()}, 3.0)
+    assert caught.value.__notes__ == ["This is argument 2 of <lambda>."]
+
+
+@needs_updates
+def test_inplace_of_positions_of_numpy():
+    block = owned()
+    jaxbridge.inplace(lambda y, x: x + y, np.int64(1))(1.0, block)
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
+
+
+@needs_updates
+def test_inplace_of_static_arguments_by_name():
+    step = jaxbridge.inplace(
+        lambda x, mode="add": x + 1 if mode == "add" else x * 2, static_argnums=1
+    )
+    block = owned()
+    step(block, "multiply")
+    step(block, mode="multiply")
+    step(block, mode="add")
+    step(block)
+    np.testing.assert_array_equal(block, np.arange(8) * 4 + 2)
+
+
+@needs_updates
+def test_inplace_makes_methods():
+    class Simulation:
+        factor = 3.0
+
+        @functools.partial(jaxbridge.inplace, argnums=1, static_argnums=0)
+        def step(self, x):
+            return x * self.factor
+
+    block = owned()
+    Simulation().step(block)
+    Simulation.step(Simulation(), block)
+    np.testing.assert_array_equal(block, np.arange(8) * 9)
+    assert repr(Simulation.step) == "<jaxbridge.inplace of step, argnums=(1,)>"
+
+
+@needs_updates
 def test_inplace_keeps_the_order_of_argnums():
     a, b = owned(), owned()
     b[...] = 100
@@ -780,6 +928,116 @@ def test_inplace_notices_an_array_that_has_moved():
 
 
 @needs_updates
+@pytest.mark.parametrize(
+    "change, want",
+    [
+        (lambda a: a[:4], np.float32([2, 3, 4, 5, 5, 6, 7, 8])),
+        (lambda a: a[:4].reshape(2, 2), np.float32([2, 3, 4, 5, 5, 6, 7, 8])),
+        (lambda a: a.view(np.int32), (np.arange(8, dtype="f4") + 1).view("i4") + 1),
+        (lambda a: a.reshape(4, 2).T, "strides"),
+        (readonly_view, "read-only"),
+    ],
+    ids=["fewer", "shape", "dtype", "strides", "read-only"],
+)
+def test_inplace_notices_an_array_that_has_changed(change, want):
+    """At the same address: what the owner's object says now counts, and never what it said before."""
+    block = owned()
+    thing = Only(block, "__dlpack__", "__dlpack_device__")
+    step = jaxbridge.inplace(lambda x: x + 1)
+    step(thing)
+    thing._array = change(block)
+    if isinstance(want, str):
+        with pytest.raises(BufferError, match=want):
+            step(thing)
+        np.testing.assert_array_equal(block, np.arange(8) + 1)
+    else:
+        step(thing)
+        np.testing.assert_array_equal(block.view(want.dtype), want)
+
+
+@needs_updates
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
+def test_inplace_notices_another_dtype_and_shape_of_a_numpy_array():
+    block = owned()
+    seen = []
+    step = jaxbridge.inplace(lambda x: (seen.append((x.shape, x.dtype.name)), x)[1])
+    step(block)
+    block.dtype = np.int32
+    step(block)
+    block.shape = (2, 4)
+    step(block)
+    assert seen == [((8,), "float32"), ((8,), "int32"), ((2, 4), "int32")]
+
+
+@needs_updates
+def test_inplace_notices_a_part_that_has_become_read_only():
+    part = owned()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    whole = jaxbridge.sharded([part], (8,), NamedSharding(mesh, PartitionSpec("d")))
+    step = jaxbridge.inplace(lambda x: x + 1)
+    step(whole)
+    part.flags.writeable = False
+    with pytest.raises(BufferError, match="it is read-only"):
+        step(whole)
+    np.testing.assert_array_equal(part, np.arange(8) + 1)
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda t: t.t_(), "strides"),
+        (lambda t: t.requires_grad_(), "requires grad"),
+    ],
+    ids=["transposed", "requires grad"],
+)
+def test_inplace_notices_a_tensor_that_has_changed(change, text, needs):
+    needs("torch")
+    import torch
+
+    block = owned(16)
+    tensor = torch.from_numpy(block.reshape(4, 4))
+    step = jaxbridge.inplace(lambda x: x + jnp.arange(4))
+    step(tensor)
+    before = block.copy()
+    change(tensor)
+    with pytest.raises(BufferError, match=text):
+        step(tensor)
+    np.testing.assert_array_equal(block, before)
+
+
+@needs_updates
+def test_inplace_is_compiled_where_jit_is_disabled():
+    block = owned()
+    step = jaxbridge.inplace(lambda x, y: (x + y, x.sum()), has_aux=True)
+    with jax.disable_jit():
+        assert float(step(block, 1.0)) == 28
+        assert float(step(block, 1.0)) == 36
+        assert jax.config.jax_disable_jit
+    np.testing.assert_array_equal(block, np.arange(8) + 2)
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "mode, fun, what",
+    [
+        (jax.debug_nans, lambda x: jnp.log(x - 1), "NaN"),
+        (jax.debug_infs, lambda x: 1 / x, "infinity"),
+    ],
+    ids=["nans", "infs"],
+)
+def test_inplace_where_jax_looks_for_nans_and_infinities(mode, fun, what):
+    block = owned()
+    step = jaxbridge.inplace(lambda x: (fun(x), x.astype(int)), has_aux=True)
+    with mode(True):
+        with pytest.raises(FloatingPointError, match=f"{what} is in what <lambda> returned"):
+            step(block)
+        block[...] = 3
+        assert step(block)[0] == 3  # and is in place
+    np.testing.assert_allclose(block, fun(np.full(8, 3, "float32")))
+
+
+@needs_updates
 def test_inplace_raises_what_an_external_function_raised():
     def fails(x):
         if x[0] > 1:
@@ -830,6 +1088,16 @@ def test_inplace_of_bad_arguments():
         jaxbridge.inplace(f, argnums=-1)
     with pytest.raises(ValueError, match="cannot be static"):
         jaxbridge.inplace(f, static_argnums=0)
+    for bad in ("0", 0.0, ["x"], None):
+        with pytest.raises(TypeError, match="argnums=.*: expected the position of an argument"):
+            jaxbridge.inplace(f, argnums=bad)
+    with pytest.raises(TypeError, match="static_argnums='y': expected the position"):
+        jaxbridge.inplace(f, static_argnums="y")
+    with pytest.raises(TypeError, match=r"expected a function of JAX, got builtins\.int"):
+        jaxbridge.inplace(3)
+    for empty in (None, {}, [()]):
+        with pytest.raises(TypeError, match="there is no array in argument 0"):
+            jaxbridge.inplace(f)(empty)
     with pytest.raises(TypeError, match="got 0 arguments by position"):
         jaxbridge.inplace(f)(x=owned())
     with pytest.raises(TypeError, match=r"returned .*; with has_aux=True"):
@@ -841,6 +1109,34 @@ def test_inplace_of_bad_arguments():
         jaxbridge.inplace(lambda x: x)([block, block])
     with pytest.raises(TypeError, match="a bare capsule is used up"):
         jaxbridge.inplace(f)(block.__dlpack__())
+
+
+@needs_updates
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda block: block,
+        lambda block: block[::-2],
+        lambda block: {"a": [1.0, block[7:]]},
+        jaxbridge.from_external,
+        jaxbridge.ref,
+    ],
+    ids=["itself", "a view", "in a tree", "from_external", "a Ref"],
+)
+def test_memory_that_is_updated_is_no_other_argument(other):
+    """On the CPU JAX uses NumPy's arrays where they are: half of the new values would be read."""
+    block = owned()
+    step = jaxbridge.inplace(lambda x, y, **more: x + 1)
+    uses = [lambda: step(block, other(block)), lambda: step(block, 1.0, more=other(block))]
+    for _ in range(2):
+        for use in uses:
+            with pytest.raises(
+                ValueError, match="got memory that it updates as another argument too"
+            ):
+                use()
+    np.testing.assert_array_equal(block, np.arange(8))
+    step(block, other(owned()))
+    np.testing.assert_array_equal(block, np.arange(8) + 1)
 
 
 @needs_updates
@@ -901,6 +1197,25 @@ def test_inplace_of_a_tensor(needs):
     step(tensor)
     assert other.tolist() == (np.arange(8) * 2).tolist()
     assert block.tolist() == (np.arange(8) * 4).tolist()
+
+
+@needs_updates
+def test_inplace_is_an_in_place_operation_to_autograd(needs):
+    needs("torch")
+    import torch
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    for given in (lambda t: t, lambda t: jaxbridge.sharded([t], (8,), sharding)):
+        saved, weight = torch.from_numpy(owned()), torch.ones(8, requires_grad=True)
+        loss = (saved * weight).sum()
+        jaxbridge.inplace(lambda x: x * 2)(given(saved))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():  # has no versions
+        tensor = torch.from_numpy(owned())
+        jaxbridge.inplace(lambda x: x * 2)(tensor)
+    assert tensor.tolist() == (np.arange(8) * 2).tolist()
 
 
 # ---- what XLA is given ---------------------------------------------------------------------------
@@ -1010,16 +1325,110 @@ print("right")
     assert out.stdout == "right\n", out.stderr
 
 
+@needs_updates
+@pytest.mark.parametrize(
+    "where",
+    [
+        "jax.set_mesh(mesh)",
+        "jax.no_tracing()",
+        "jax.disable_jit()",
+    ],
+)
+def test_the_first_use_is_in_whatever_the_thread_has_set(where):
+    out = run(
+        SHARDED
+        + f"""
+ps = parts()
+with {where}:
+    r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
+r[...] = r[...] + 1
+with jaxbridge.borrow(r):
+    assert [p[0, 0] for p in ps] == [1, 2, 3, 4]
+print("right")
+""",
+        devices=4,
+    )
+    assert out.stdout == "right\n", out.stderr
+
+
+@needs_updates
+def test_shard_map_gets_the_parts():
+    out = run(
+        SHARDED
+        + """
+ps = parts()
+where = {p.ctypes.data for p in ps}
+r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
+pointers = set()
+f = jaxbridge.call(lambda x: pointers.add(x.ctypes.data), None)
+def add(r):
+    r[...] = r[...] + 10 * jax.lax.axis_index("d")
+def call(r):
+    f(r)
+for body in (add, call, add):
+    jax.jit(lambda r: jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=None)(r))(r)
+    with jaxbridge.borrow(r, "numpy") as xs:
+        assert {x.ctypes.data for x in xs} == where
+assert [p[0, 0] for p in ps] == [0, 21, 42, 63] and pointers == where
+print("right")
+""",
+        devices=4,
+    )
+    assert out.stdout == "right\n", out.stderr
+
+
+@needs_updates
+def test_replicated_parts_are_updated_all():
+    out = run(
+        SHARDED
+        + """
+for mesh, spec, shape in (
+    (mesh, P(), (8, 3)),
+    (jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), P("a"), (4, 3)),
+):
+    ps = []
+    for _ in range(4):
+        ps.append(jaxbridge.empty(shape, "float32")); ps[-1][...] = 1
+    where = [p.ctypes.data for p in ps]
+    x = jaxbridge.sharded(iter(ps), (8, 3), NamedSharding(mesh, spec))
+    step = jaxbridge.inplace(lambda x: x * 2)
+    step(x); step(x)
+    assert all((p == 4).all() for p in ps)
+    r = jaxbridge.ref(x)
+    for _ in range(2):
+        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(r)
+        with jaxbridge.borrow(r, "numpy") as xs:
+            assert [x.ctypes.data for x in xs] == where
+    assert all((p == 6).all() for p in ps)
+    jaxbridge.release(r)
+    step.clear()
+    assert all(jaxbridge._core.live_imports(p) == 0 for p in where)
+print("right")
+""",
+        devices=4,
+    )
+    assert out.stdout == "right\n", out.stderr
+
+
 def test_the_parts_have_to_fit_the_sharding():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     with pytest.raises(ValueError, match="2 parts for 1 devices"):
         jaxbridge.sharded([owned(), owned()], (16,), NamedSharding(mesh, PartitionSpec("d")))
+    for bad in (PartitionSpec("d"), mesh, jax.devices()[0], None):
+        with pytest.raises(TypeError, match=r"expected a jax\.sharding\.Sharding"):
+            jaxbridge.sharded([owned()], (8,), bad)
+    assert jaxbridge.sharded([owned()], 8, NamedSharding(mesh, PartitionSpec("d"))).shape == (8,)
 
 
 def test_the_page_names_tests_that_there_are():
     root = Path(__file__).parents[2]
     named = set(re.findall(r"`(test_\w+)`", (root / "docs/memory.md").read_text()))
-    files = ("python/test_memory.py", "gpu/test_memory_gpu.py")
+    files = (
+        "python/test_memory.py",
+        "python/test_memory_edges.py",
+        "python/test_native_memory.py",
+        "gpu/test_memory_gpu.py",
+    )
     there = {
         name
         for file in files

@@ -398,11 +398,6 @@ def test_what_is_no_such_ufunc():
         from_ufunc(from_ufunc(np.add))
 
 
-def test_a_derivative_needs_a_rule():
-    with pytest.raises(errors.DerivativeError, match=r"scipy\.special\.gamma"):
-        jax.grad(from_ufunc(special.gamma))(2.0)
-
-
 # ---- names, the other platform, other processes ----------------------------------------------------
 
 

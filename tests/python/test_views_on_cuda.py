@@ -468,22 +468,22 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     assert waited(jaxs, own), "the import itself"
     assert _core.live_imports(block.ctypes.data) == 1
     fake.clear_calls()
-    kept.begin(None)
+    kept.begin("call", None)
     # The event that the fence of the program will wait for.
     assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [own]
     new = Array(kept.memory.array.view)
     kept.end(new, None)
     assert exports == [(new, own)] and kept.memory.array is new
-    kept.busy.release()
+    kept.leave("call")
 
     # A stream that is given goes before the array's own; the legacy one has another number in DLPack.
     other = fake.stream(1)
     for given, told in ((other, other), (0, 1)):
         exports.clear()
         fake.clear_calls()
-        kept.begin(given)
+        kept.begin("call", given)
         kept.end(new, given)
-        kept.busy.release()
+        kept.leave("call")
         assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [given]
         assert exports == [(new, told)]
     raises(RuntimeError, "was not updated", lambda: kept.end(Array(x.__class__ and
@@ -494,7 +494,7 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     Array.block_until_ready = lambda self: waits_of_host.append(self)
     blind = _inplace._Kept(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), {})
     fake.clear_calls()
-    blind.begin(None)
+    blind.begin("call", None)
     assert [n for n, _ in fake.calls() if n == "cuEventRecord"] == []
     blind.end(blind.memory.array, None)
     assert waits_of_host == [blind.memory.array]

@@ -299,6 +299,11 @@ class TorchAdapter:
 
     array_type = _Tensor
 
+    def wrote_to(self, array: Any) -> None:
+        """Lets autograd know: what it has saved of the tensor is not what it was."""
+        if not array.is_inference():
+            torch.autograd.graph.increment_version(array)
+
     def view_of(self, array: Any) -> "_core.View":
         dtype = _to_numpy.get(array.dtype)
         if dtype is None:

@@ -12,7 +12,8 @@ namespace {
 std::uintptr_t address_of(const any_buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data); }
 
 bool overlap(const any_buffer& a, const any_buffer& b) {
-  return address_of(a) < address_of(b) + b.size_bytes() &&
+  // What has no elements can have an address inside the other.
+  return a.size() > 0 && b.size() > 0 && address_of(a) < address_of(b) + b.size_bytes() &&
          address_of(b) < address_of(a) + a.size_bytes();
 }
 
