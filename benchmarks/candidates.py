@@ -512,18 +512,35 @@ def _() -> Subject:
     return adding(tvm_call(add, pass_owned_tensor=True))
 
 
-@candidate("JAXbind, np.add(out=)", "jaxbind", on="cpu")
-def _() -> Subject:
-    import jaxbind
-
+def in_jaxbinds_convention(module: Any, keyword: bool = False) -> Subject:
     def add(out: Any, args: Any, kwargs_dump: Any) -> None:
         np.add(args[0], 1, out=out[0])
+
+    def add_keyword(out: Any, args: Any, kwargs_dump: Any) -> None:
+        np.add(args[0], module.load_kwargs(kwargs_dump)["by"], out=out[0])
 
     def same(*args: Any, **kwargs: Any) -> Any:
         return ((SPEC.shape, SPEC.dtype),)
 
-    call = jaxbind.get_nonlinear_call(add, (None, None), same, same)
-    return adding(lambda v: call(v)[0])
+    given = {"by": 1} if keyword else {}
+    function = add_keyword if keyword else add
+    call = module.get_nonlinear_call(function, (None, None), same, same)
+    return adding(lambda v: call(v, **given)[0])
+
+
+for _name, _keyword in (("np.add(out=)", False), ("np.add(out=), a keyword", True)):
+
+    @candidate(f"JAXbind, {_name}", "jaxbind", on="cpu")
+    def _(keyword: bool = _keyword) -> Subject:
+        import jaxbind
+
+        return in_jaxbinds_convention(jaxbind, keyword)
+
+    @candidate(f"jaxbridge.compat.jaxbind, {_name}", on="cpu")
+    def _(keyword: bool = _keyword) -> Subject:
+        from jaxbridge.compat import jaxbind
+
+        return in_jaxbinds_convention(jaxbind, keyword)
 
 
 def warp_work(kernels: int) -> Callable[[Any, Any], None]:

@@ -207,7 +207,7 @@ def panels(quick: bool) -> list[dict[str, Any]]:
     cycles: dict[str, list[Line]] = {}
     heaps: dict[str, Line] = {}
     on_heap = {"PYTHONMALLOC": "malloc"}
-    for turn in range(TURNS):
+    for turn in range(1 if quick else TURNS):
         for limit in LIMITS:
             variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit)}
             for name, line in asked(lists, quick, **variables).items():

@@ -77,6 +77,17 @@ TARGETS = [
     Target(
         _np, "jaxbridge, np.add(out=)", "loop", Limit(0.45, "buffer_callback, np.add(out=)"), "cpu"
     ),
+    *(
+        Target(
+            "np.add in JAXbind's convention",
+            f"jaxbridge.compat.jaxbind, {what}",
+            way,
+            Limit(0.5, f"JAXbind, {what}"),
+            "cpu",
+        )
+        for what in ("np.add(out=)", "np.add(out=), a keyword")
+        for way in ("loop", "unrolled")
+    ),
     Target(
         _cp,
         "jaxbridge, cp.add(out=)",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # All tests that need no GPU: the C++ tests, then the Python tests under the newest and the oldest JAX.
-# Goes on after a failure and says at the end what failed. Arguments go to pytest.
+# Goes on after a failure and says at the end what failed. Arguments go to pytest: `-n 0` for one process.
 . "$(dirname "$0")/common.sh"
 
 "$root/scripts/setup.sh" tests
@@ -35,7 +35,12 @@ export JAXBRIDGE_FAKES="$root/build/release/tests/cpp"
 # A shell's background job, and so some CI, starts with SIGINT ignored, and the tests of interrupts need it.
 interruptible=()
 if env --default-signal=INT true 2>/dev/null; then interruptible=(env --default-signal=INT); fi
-run_pytest() { ${interruptible[@]+"${interruptible[@]}"} "$1/bin/python" -m pytest "${@:2}"; }
+# One process for each core, of up to a gigabyte each; a file's tests stay together.
+workers=$(nproc)
+[ "$workers" -le 8 ] || workers=8
+run_pytest() {
+  ${interruptible[@]+"${interruptible[@]}"} "$1/bin/python" -m pytest -n "$workers" --dist loadfile "${@:2}"
+}
 
 check_compiler
 mkdir -p build

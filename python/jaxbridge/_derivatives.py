@@ -109,7 +109,8 @@ def _derivative(
     leaves, tree = jax.tree.flatten(residuals)
     # The forward rule needs all arguments. Without it they are not kept for the backward pass.
     kept = range(len(primals)) if rules.jvp is not None else _rule_calls.by_keyword(call)
-    tangent = Tangent(call, rules, tree, tuple(kept), tuple(tangents))
+    specs = tuple(_compat.explicit_spec(jax.typeof(out)) for out in _inexact(call, outs))
+    tangent = Tangent(call, rules, tree, tuple(kept), tuple(tangents), specs)
     operands = [*leaves, *(primals[i] for i in kept), *tangents.values()]
     return outs, _bind(tangent, (), operands)
 
@@ -212,6 +213,8 @@ class Tangent:
     residuals: Any
     kept: tuple[int, ...]
     wrt: tuple[int, ...]
+    # How the results lie on explicit axes: as the call's own.
+    specs: tuple[Any, ...]
 
     @property
     def results(self) -> list[Result]:
@@ -400,7 +403,11 @@ def _bind(map_: LinearMap, vmaps: tuple[Vmap, ...], operands: Sequence[Any]) -> 
 def _linear_abstract_eval(*operands: Any, map: LinearMap, vmaps: tuple[Vmap, ...]) -> list[Any]:
     specs: list[Any] = [()] * len(map.results)
     explicit = any(any(_compat.explicit_spec(a)) for a in operands)
-    if isinstance(map, Transpose) or explicit:
+    if isinstance(map, Tangent):
+        if explicit:
+            batch_spec = _batch_spec(vmaps, [_compat.explicit_spec(a) for a in operands])
+            specs = [(*batch_spec, *spec) for spec in map.specs]
+    else:
         # It runs when the program is lowered; what is wrong with it is an error here.
         outs = jax.eval_shape(functools.partial(_linear_impl, map=map, vmaps=vmaps), *operands)
         specs = [_compat.explicit_spec(out) for out in outs]
@@ -409,6 +416,20 @@ def _linear_abstract_eval(*operands: Any, map: LinearMap, vmaps: tuple[Vmap, ...
         _compat.result_aval((*batch, *shape), dtype, operands, spec)
         for (shape, dtype), spec in zip(map.results, specs, strict=True)
     ]
+
+
+def _batch_spec(vmaps: tuple[Vmap, ...], operands: Sequence[Sequence[Any]]) -> list[Any]:
+    """How the batch axes of a result lie, outermost first: each as that of an operand does."""
+    rest = [list(spec) for spec in operands]
+    found = []
+    for vmap in reversed(vmaps):
+        of_axis = [
+            spec.pop(axis)
+            for spec, axis in zip(rest, vmap.axes, strict=True)
+            if axis is not None and spec
+        ]
+        found.append(next((s for s in of_axis if s is not None), None))
+    return found
 
 
 @linear_p.def_impl

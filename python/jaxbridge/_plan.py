@@ -83,9 +83,8 @@ def make_plan(
     if has_scope and platform == "cuda" and site.options.scratch == "xla":
         how["scope"] = adapter.scratch_scope
         how["scratch"] = True
-    flat = None
-    if not (checks_memory or checks_inputs):
-        flat = _flat_arguments(site, arguments, len(operands), len(own))
+    checks = checks_memory or checks_inputs
+    flat = None if checks else _flat_arguments(site, arguments, len(operands))
     if flat is not None:
         positions, keywords = flat
         return _core.Plan(
@@ -123,19 +122,25 @@ def _with_state(arguments: Template, operand_count: int) -> Template:
 
 
 def _flat_arguments(
-    site: "CallSite", arguments: Template, operand_count: int, own_count: int
+    site: "CallSite", arguments: Template, operand_count: int
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]] | None:
     """The function's arguments, positional ones first, and the names of the others.
 
-    None where an array is inside a tree, or the results are one.
+    None where an argument is a tree, but for tuples that are static, or the results are one of depth.
     """
     args, kwargs = arguments.tree
-    at_top = sum(isinstance(a, Slot) for a in (*args, *kwargs.values()))
     out: Any = site.out
-    if at_top != len(arguments.slots) or not all(map(_is_leaf, (*args, *kwargs.values()))):
-        return None  # a list or dict is made anew for each call: the function may change it
-    if out is not None and not isinstance(site.own_results.tree, Slot):
-        return None
+    if not all(isinstance(a, Slot) or _is_constant(a) for a in (*args, *kwargs.values())):
+        return None  # a list or dict is made anew for each call
+    result: list[tuple[str, Any]] = []
+    if out is not None:
+        tree = site.own_results.tree
+        if isinstance(tree, Slot):
+            result = [("result", 0)]
+        elif type(tree) in (list, tuple) and all(isinstance(x, Slot) for x in tree):
+            result = [(f"result {type(tree).__name__}", None)]
+        else:
+            return None
 
     def given(a: Any) -> tuple[str, Any]:
         if not isinstance(a, Slot):
@@ -143,7 +148,6 @@ def _flat_arguments(
         return ("operand", a.index) if a.index < operand_count else ("state", None)
 
     as_argument = [given(a) for a in args]
-    result = [("result", 0)] * (out is not None and own_count == 1)
     if out == 0:
         as_argument = result + as_argument
     elif out == -1:
@@ -156,8 +160,11 @@ def _flat_arguments(
     return as_argument, tuple(names)
 
 
-def _is_leaf(x: Any) -> bool:
-    return x is None or jax.tree_util.all_leaves([x])
+def _is_constant(x: Any) -> bool:
+    """Whether a static argument is the same object at each call: no function can change its structure."""
+    if type(x) is tuple:
+        return all(map(_is_constant, x))
+    return x is None or (not isinstance(x, Slot) and jax.tree_util.all_leaves([x]))
 
 
 def _caller(

@@ -33,6 +33,10 @@ std::vector<argument> make_arguments(const nb::list& from) {
       a.value = nb::borrow(item[1]);
     } else if (kind == "state") {
       a.what = argument::kind::state;
+    } else if (kind == "result list") {
+      a.what = argument::kind::result_list;
+    } else if (kind == "result tuple") {
+      a.what = argument::kind::result_tuple;
     } else {
       a.what = kind == "operand" ? argument::kind::operand : argument::kind::result;
       a.index = nb::cast<std::size_t>(item[1]);
@@ -120,6 +124,14 @@ nb::list views_in(std::span<const binding::slot> slots) {
   return out;
 }
 
+nb::object tuple_in(std::span<const binding::slot> slots) {
+  nb::object out = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(slots.size())));
+  if (!out.is_valid()) throw nb::python_error();
+  Py_ssize_t i = 0;
+  for (const binding::slot& s : slots) PyTuple_SetItem(out.ptr(), i++, s.view.inc_ref().ptr());
+  return out;
+}
+
 void call_function(const plan& p, binding& b, const occasion& on) {
   nb::object state;
   if (p.state.is_valid()) state = p.state(on.ordinal, on.home.address());
@@ -135,6 +147,7 @@ void call_function(const plan& p, binding& b, const occasion& on) {
     return;
   }
 
+  nb::object all_results;  // gone before the views are looked at
   PyObject** const arguments = b.arguments.data();
   for (std::size_t i = 0; i < p.arguments.size(); ++i) {
     const argument& a = p.arguments[i];
@@ -147,6 +160,14 @@ void call_function(const plan& p, binding& b, const occasion& on) {
         break;
       case argument::kind::result:
         arguments[i + 1] = own[a.index].view.ptr();
+        break;
+      case argument::kind::result_list:
+        all_results = views_in(own);
+        arguments[i + 1] = all_results.ptr();
+        break;
+      case argument::kind::result_tuple:
+        all_results = tuple_in(own);
+        arguments[i + 1] = all_results.ptr();
         break;
       case argument::kind::state:
         arguments[i + 1] = state.ptr();
@@ -256,11 +277,10 @@ void bind_plan(nb::module_& m) {
             p->writes = writes;
             if (!work.is_none()) p->work = std::move(work);
             for (const argument& a : p->arguments) {
-              const std::size_t count = a.what == argument::kind::operand
-                                            ? p->operand_viewers.size()
-                                            : p->own_viewers.size();
-              if (a.what != argument::kind::value && a.what != argument::kind::state &&
-                  a.index >= count) {
+              const bool is_operand = a.what == argument::kind::operand;
+              const std::size_t count =
+                  is_operand ? p->operand_viewers.size() : p->own_viewers.size();
+              if ((is_operand || a.what == argument::kind::result) && a.index >= count) {
                 throw nb::index_error("a plan's argument names a buffer that the call has not");
               }
             }

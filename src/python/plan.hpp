@@ -26,10 +26,10 @@ struct viewer {
   nb::object view;
 };
 
-/// One argument of the function: a value that is fixed, the view of an operand or a result, or the
-/// state.
+/// One argument of the function: a value that is fixed, the view of an operand or a result, a list
+/// or tuple of those of all results, or the state.
 struct argument {
-  enum class kind : std::uint8_t { value, operand, result, state };
+  enum class kind : std::uint8_t { value, operand, result, result_list, result_tuple, state };
 
   kind what = kind::value;
   std::size_t index = 0;

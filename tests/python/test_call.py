@@ -685,7 +685,7 @@ def test_second_device(x):
         seen.append(jaxbridge.current().device)
         return v.copy()
 
-    y = jax.jit(jaxbridge.call(fn, F32))(jax.device_put(x, jax.devices()[1]))
+    y = jax.jit(jaxbridge.call(fn, F32))(jax.device_put(x, jax.devices()[1])).block_until_ready()
     assert seen == [1] and y.devices() == {jax.devices()[1]}
 
 
@@ -863,3 +863,37 @@ def test_read_only_arguments_are_explained(x):
     with pytest.raises(ValueError, match="read-only") as raised:
         jaxbridge.call(fn, like)(x)
     assert any("arguments are read-only; pass a copy" in n for n in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("out", [0, -1, "out"])
+def test_results_in_a_list_or_tuple_are_written(kind, out):
+    seen = []
+
+    def fn(*args, **kwargs):
+        results = {0: lambda: args[0], -1: lambda: args[-1], "out": lambda: kwargs["out"]}[out]()
+        seen.append((type(results), len(results), [type(r) for r in results]))
+        results[0][...], results[1][...] = 3, 4
+        if kind is list:
+            results.clear()  # it is the function's own
+
+    f = jaxbridge.call(fn, kind([F32, jax.ShapeDtypeStruct((), jnp.int32)]), out=out)
+    for _ in range(3):
+        a, b = f(jnp.zeros(()))
+        np.testing.assert_array_equal(a, np.full(F32.shape, 3))
+        assert b == 4
+    assert seen == [(kind, 2, [np.ndarray] * 2)] * 3
+
+
+def test_a_static_tuple_is_passed_as_it_is():
+    seen = []
+
+    def fn(x, axes, options, *, names):
+        seen.append((axes, options, names))
+        options.append(1)
+        return x
+
+    f = jaxbridge.call(fn, lambda x, *_, **__: x)
+    for _ in range(2):
+        f(jnp.ones(2), (0, (1, None)), [], names=("a", ()))
+    assert seen == [((0, (1, None)), [1], ("a", ()))] * 2

@@ -823,6 +823,27 @@ def test_ref_array_is_what_the_ref_holds():
     np.testing.assert_array_equal(_compat.ref_array(ref), np.arange(4.0) + 1)
 
 
+def test_rules_of_an_eager_transformation_get_arrays():
+    """On JAX 0.8 NumPy's arrays come to them as another type."""
+    seen = []
+
+    def double(v):
+        seen.append(type(v))
+        return np.asarray(v) * 2
+
+    f = jaxbridge.call(double, lambda v: v)
+    g = jaxbridge.call(double, lambda v: v)
+    f.deflinear(lambda ct: g(ct))
+    g.deflinear(lambda ct: jaxbridge.from_ufunc(np.add)(ct, ct))
+    x = np.arange(3, dtype=np.float32)
+    transposed = lambda y: jax.linear_transpose(f, x)(y)[0]
+    (back,) = jax.vjp(transposed, x)[1](x)
+    np.testing.assert_array_equal(back, 2 * x)
+    (back,) = jax.vjp(lambda y: jax.linear_transpose(g, x)(y)[0], x)[1](x)
+    np.testing.assert_array_equal(back, 2 * x)
+    assert set(seen) == {np.ndarray}
+
+
 def test_shards_of_many_devices():
     run(
         """

@@ -48,10 +48,15 @@ def test_text_shows_versions_and_a_call() -> None:
     assert any(line.startswith("  numpy on cpu: ok, ") for line in lines)
 
 
-def test_json_is_the_same_report() -> None:
-    done = run("--json")
+@pytest.fixture(scope="module")
+def found() -> Any:
+    """The report of a machine that has no driver."""
+    done = run("--json", JAXBRIDGE_CUDA_DRIVER="/nowhere/libcuda.so.1")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_json_is_the_same_report(found: Any) -> None:
     assert list(found) == _sections
     assert found["versions"]["jaxbridge"] == importlib.metadata.version("jaxbridge")
     assert found["versions"]["jaxlib"] == importlib.metadata.version("jaxlib")
@@ -72,10 +77,7 @@ def test_handler_versions_fit_jaxlib() -> None:
         assert int(answered) <= int(header.partition(".")[2])
 
 
-def test_machine_without_cuda_says_so() -> None:
-    done = run("--json", JAXBRIDGE_CUDA_DRIVER="/nowhere/libcuda.so.1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+def test_machine_without_cuda_says_so(found: Any) -> None:
     assert found["driver"]["devices"] == 0
     assert "no CUDA driver" in found["driver"]["error"]
     assert "/nowhere/libcuda.so.1" in found["driver"]["error"]

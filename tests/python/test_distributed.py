@@ -46,34 +46,29 @@ def together(source, *args, **options):
     return processes.run_together(program, 2, *args, **options)
 
 
-def test_shard_map_over_the_devices_of_two_processes():
-    together("""
+def test_calls_over_the_devices_of_two_processes():
+    done = together("""
+        # Under shard_map each device calls with its part.
         program = jax.jit(jax.shard_map(
             lambda v: jax.lax.psum(f(v).sum(0), "i") + f(v), mesh=mesh, in_specs=P("i"), out_specs=P("i")
         ))
         check(program(x), np.sin(X).reshape(4, 2, 4).sum((0, 1)) + np.sin(X))
         assert set(shapes) == {(2, 4)} and len(shapes) in (2, 4)
-    """)
 
-
-def test_a_split_call_over_the_devices_of_two_processes():
-    together("""
+        # So does a call that may be split, in plain jit and eagerly.
+        shapes.clear()
         check(elementwise(x), np.sin(X))
         check(jax.jit(lambda v: elementwise(v * 2) + 1)(x), np.sin(2 * X) + 1)
         assert shapes == [(2, 4)] * 4
         assert "all-gather" not in jax.jit(elementwise).lower(x).compile().as_text()
-    """)
 
-
-def test_a_call_on_whole_arrays_gathers_them():
-    together("""
+        # Any other gets whole arrays, on each device.
+        shapes.clear()
         check(jax.jit(f, out_shardings=x.sharding)(x), np.sin(X))
         assert shapes == [(8, 4)] * 2
-    """)
 
-
-def test_a_call_with_a_side_effect_is_made_in_one_process():
-    done = together("""
+        # One with a side effect is made in one process.
+        shapes.clear()
         log = jaxbridge.call(work, lambda v: v, has_side_effect=True)
         y = jax.jit(log, out_shardings=x.sharding)(x)
         check(y, np.sin(X))

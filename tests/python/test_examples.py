@@ -43,6 +43,14 @@ def test_pendulums_are_balanced_in_place(tmp_path: Path) -> None:
     assert (tmp_path / "pendulums.png").exists() or "no plot" in out
 
 
+def test_images_are_restored_through_an_fft_of_numpys(tmp_path: Path) -> None:
+    out = run("fourier.py", tmp_path, "--size", "32", "--steps", "60")
+    (found,) = re.findall(r"error: ([\d.]+) before, ([\d.]+) after 60 steps", out)
+    assert float(found[1]) < float(found[0]) / 2
+    # In the batch one call does all images, and each step takes two.
+    assert re.search(r"3 images of 32 x 32 on cpu:0, 240 FFTs", out)
+
+
 def test_terrain_from_a_few_heights(tmp_path: Path, needs: Callable[[str], None]) -> None:
     needs("matplotlib")  # which has the data, too
     out = run("terrain.py", tmp_path, "--points", "60", "--nu", "0.6", "1.3")

@@ -35,7 +35,7 @@ def test_an_error_names_the_leaf():
     assert caught.value.__notes__ == ["in from_external, at ['a'][1]"]
 
 
-@pytest.mark.parametrize("given", [1.5, "text", object()], ids=str)
+@pytest.mark.parametrize("given", [1.5, "text", object()], ids=["number", "text", "object"])
 def test_what_is_no_array(given):
     with pytest.raises(TypeError, match="expected an array with DLPack"):
         jaxbridge.from_external(given)

@@ -227,6 +227,8 @@ def test_kept_results(x, kept):
         kept.append(out)
 
     assert "a view of result after" in kept_error(first, F32, x, options={"out": 0})
+    text = kept_error(first, [F32, F32], x, options={"out": 0})
+    assert "a view of result[0], result[1] after" in text
 
 
 def test_kept_argument_in_place_and_ref(x, kept):

@@ -62,7 +62,7 @@ def test_c_functions_and_targets_of_others():
 
 
 def test_over_devices():
-    """Each device calls with its parts: in plain jit where the library says so, and in shard_map."""
+    """Each device calls with its parts: in plain jit of an elementwise function, and in shard_map."""
     code = """
 import sys, jax, jax.numpy as jnp, numpy as np, jaxbridge
 from jax.sharding import NamedSharding, PartitionSpec as P

@@ -432,6 +432,154 @@ def test_a_ref_is_updated_in_parts(rule):
     assert collectives(program, ref, y) == set()
 
 
+@pytest.fixture
+def owned(mesh):
+    """Makes a Ref of X in memory of others on eight devices, and the parts of it."""
+    sharding = NamedSharding(mesh, P("a", "b"))
+
+    def make():
+        parts = []
+        for index in sharding.addressable_devices_indices_map(X.shape).values():
+            part = jaxbridge.empty(X[index].shape, X.dtype)
+            part[...] = X[index]
+            parts.append(part)
+        return jaxbridge.ref(jaxbridge.sharded(parts, X.shape, sharding)), parts
+
+    try:
+        make()
+    except RuntimeError as error:
+        pytest.skip(f"needs a JAX that updates memory of others ({error})")
+    return make
+
+
+REFS = {
+    "elementwise": ({"elementwise": True}, None, False),
+    "a rule": ({}, "i j, j -> ", False),
+    "shard_map": ({}, None, True),
+}
+
+
+@pytest.mark.parametrize("case", REFS)
+def test_memory_of_others_is_updated_in_parts(mesh, owned, case):
+    options, rule, is_mapped = REFS[case]
+    seen = []
+
+    def add(r, y):
+        seen.append((r.ctypes.data, r.shape, y.shape))
+        r += y
+
+    f = jaxbridge.call(add, (), **options)
+    if rule is not None:
+        f.defsharding(rule)
+    one = lambda ref, y: (f(ref, y), y)[1]
+    if is_mapped:
+        one = jax.shard_map(one, mesh=mesh, in_specs=(P("a", "b"), P("b")), out_specs=P("b"))
+
+    def program(ref, y):
+        one(ref, y)
+        jax.lax.fori_loop(0, 2, lambda i, c: (one(ref, y), c)[1], 0)
+
+    ref, parts = owned()
+    y = put(X[0], "b")
+    for run, times in ((f, 1), (jax.jit(program), 4))[is_mapped:]:
+        times -= is_mapped
+        seen.clear()
+        run(ref, y)
+        np.testing.assert_array_equal(ref[...], X + times * X[0])
+        with jaxbridge.borrow(ref, "numpy") as borrowed:
+            assert sum(float(p.sum()) for p in borrowed) == (X + times * X[0]).sum()
+        assert set(seen) == {(p.ctypes.data, (2, 4), (4,)) for p in parts}
+    assert collectives(program, ref, y) == set()
+
+
+def test_memory_of_others_is_not_gathered(owned):
+    f = jaxbridge.call(lambda r: None, ())
+    for run in (f, jax.jit(f)):
+        ref, _ = owned()
+        with pytest.raises(
+            jax.errors.JaxRuntimeError, match="argument 0 is a Ref.*say how the call is split"
+        ):
+            jax.block_until_ready((run(ref), ref[...]))
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
+def sine_with(kind):
+    """A sine on parts, with one kind of rule."""
+    sine, cosine = (
+        jaxbridge.call(fn, like, out="out", elementwise=True) for fn in (np.sin, np.cos)
+    )
+    if kind == "defvjp":
+        sine.defvjp(lambda x: (sine(x), x), lambda x, ct: (ct * cosine(x),))
+    else:
+        sine.defjvp(lambda x, t: (sine(*x), cosine(*x) * t[0]))
+    cosine.defjvp(lambda x, t: (cosine(*x), -sine(*x) * t[0]))
+    return sine
+
+
+def product():
+    """Linear in each of its arguments."""
+    times = jaxbridge.call(np.multiply, like, elementwise=True)
+    times.deflinear({0: lambda ct, y: times(ct, y), 1: lambda ct, x: times(x, ct)})
+    return lambda x: times(x, x)
+
+
+def sums_of_rows():
+    """Linear, along an axis that is whole."""
+    there, back = (
+        jaxbridge.call(fn, like)
+        for fn in (
+            lambda x: np.cumsum(x, -1),
+            lambda x: np.flip(np.cumsum(np.flip(x, -1), -1), -1),
+        )
+    )
+    for f, transpose in ((there, back), (back, there)):
+        f.defsharding("i j -> i k")
+        f.deflinear(transpose)
+    return there
+
+
+DERIVATIVES = {
+    "defjvp": (lambda: sine_with("defjvp"), jnp.sin, ("a", "b")),
+    "defvjp": (lambda: sine_with("defvjp"), jnp.sin, ("a", "b")),
+    "a batch": (lambda: jax.vmap(sine_with("defvjp"), 1, 1), jnp.sin, ("a", "b")),
+    "deflinear": (product, lambda x: x * x, ("a", "b")),
+    "a rule": (sums_of_rows, lambda x: jnp.cumsum(x, -1), ("a", None)),
+}
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit", "shard_map"])
+@pytest.mark.parametrize("case", DERIVATIVES)
+def test_derivatives_are_made_of_parts(case, kind):
+    make, native, spec = DERIVATIVES[case]
+
+    def derivatives(f):
+        reverse = lambda x: jax.vjp(f, x)[1](x)[0]
+
+        def program(x):
+            outs = [reverse(x), jax.vjp(reverse, x)[1](x)[0]]
+            if case in ("defjvp", "deflinear", "a rule"):
+                outs += [jax.jvp(f, (x,), (x,))[1], jax.jvp(reverse, (x,), (x,))[1]]
+            return outs
+
+        return program
+
+    mesh = mesh_of("Auto" if kind == "shard_map" else kind)
+    x = X / 64
+    with jax.set_mesh(mesh):
+        program = derivatives(make())
+        if kind == "shard_map":
+            program = jax.shard_map(program, mesh=mesh, in_specs=P(*spec), out_specs=P(*spec))
+        operand = put(x, *spec, mesh=mesh)
+        compiled = jax.jit(program).lower(operand).compile()
+        assert _collectives.findall(compiled.as_text()) == []
+        got = compiled(operand)
+    for out, want in zip(got, derivatives(native)(x), strict=True):
+        np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+        assert out.sharding.is_equivalent_to(operand.sharding, 2)
+
+
 # ---- explicit axes -------------------------------------------------------------------------------
 
 

@@ -66,10 +66,13 @@ status in_place::check(const call& c) const {
   for (const std::size_t operand : external_) {
     const any_buffer& in = c.operands[operand];
     if (in.size() > 0 && memory::live_imports(address_of(in)) == 0) {
-      return {status_code::internal,
-              name(operand) +
-                  " is a Ref of another library's memory, but XLA gave the function a copy of it. "
-                  "Please report this with the program."};
+      return {
+          status_code::internal,
+          name(operand) +
+              " is a Ref of another library's memory, but XLA gave the function a copy of it. "
+              "Where the memory is spread over devices, say how the call is split "
+              "(elementwise=True, defsharding, jax.shard_map); otherwise please report this with "
+              "the program."};
     }
   }
   return {};

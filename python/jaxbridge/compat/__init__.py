@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of other projects, on top of jaxbridge."""
