@@ -21,8 +21,8 @@ inline namespace v1 {
 class attribute_set {
  public:
   template <class T>
-  attribute_set& scalar(std::string name, T value) {
-    return raw_scalar(std::move(name), static_cast<int>(dtype_of<T>), &value, sizeof(value));
+  attribute_set& scalar(const std::string& name, T value) {
+    return raw_scalar(name, static_cast<int>(dtype_of<T>), &value, sizeof(value));
   }
   attribute_set& raw_scalar(std::string name, int type, const void* value, std::size_t bytes) {
     entry& e = fresh(std::move(name), abi::xla_ffi::attribute_scalar);
@@ -35,9 +35,8 @@ class attribute_set {
     return *this;
   }
   template <class T>
-  attribute_set& array(std::string name, const std::vector<T>& values) {
-    return raw_array(std::move(name), static_cast<int>(dtype_of<T>), values.data(), values.size(),
-                     sizeof(T));
+  attribute_set& array(const std::string& name, const std::vector<T>& values) {
+    return raw_array(name, static_cast<int>(dtype_of<T>), values.data(), values.size(), sizeof(T));
   }
   attribute_set& raw_array(std::string name, int type, const void* data, std::size_t count,
                            std::size_t item_bytes) {

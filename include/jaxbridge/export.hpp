@@ -151,7 +151,7 @@ class exporter {
   const exporter& side_effect() const noexcept { return flag(abi::native::flag_side_effect); }
 
   /// All that the function does on CUDA is to enqueue work on its stream, and it is the same each
-  /// time: XLA may capture it into a command buffer, and replay that.
+  /// time, and never nothing: XLA may capture it into a command buffer, and replay that.
   const exporter& capturable() const noexcept {
     static_assert((!signature<Functions>::template takes<scratch> && ...),
                   "jaxbridge: memory of scratch& ends with the call, and a captured one comes "

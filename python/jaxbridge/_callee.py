@@ -204,6 +204,10 @@ class Callee:
         """The call whose target serves these operands and results (abstract values)."""
         return site
 
+    def is_capturable(self, site: CallSite) -> bool:
+        """Whether XLA may capture the call into a command buffer."""
+        return self.options.graph == "xla"
+
     def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
         """What the key of a call stands for in the core."""
         return python_target(site, states)

@@ -45,17 +45,23 @@ class _KernelCallee(ShapedCallee):
             identity = _identity.unique()
         super().__init__(name, {"cuda": code}, identity, options, claim)
 
-    def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
+    def is_capturable(self, site: CallSite) -> bool:
+        # XLA takes no graph without a node, and a grid without blocks is no launch.
+        return self.options.graph == "xla" and 0 not in self._shape_of("grid", self.grid, site)
+
+    def _lengths(self, site: CallSite) -> tuple[Any, Any, Mapping[str, Any]]:
         assert site.types is not None
-        arguments, _ = self.arguments(site)
         operands = [jax.ShapeDtypeStruct(tuple(s), d) for d, s in site.types[0]]
         attributes = dict(site.arguments.tree[1])
-        lengths = self.signature.lengths(operands, attributes)
-        grid = self._extents("grid", self.grid, operands, attributes, lengths)
-        block = self._extents("block", self.block, operands, attributes, lengths)
+        return operands, attributes, self.signature.lengths(operands, attributes)
+
+    def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
+        arguments, _ = self.arguments(site)
+        grid = self._shape_of("grid", self.grid, site)
+        block = self._shape_of("block", self.block, site)
         shared = self.shared
         if isinstance(shared, str):
-            shared = _signature.evaluate(shared, lengths)
+            shared = _signature.evaluate(shared, self._lengths(site)[2])
         if not 0 <= shared < 2**31:
             raise ValueError(f"{self.name}: shared is {shared} bytes; expected 0 up to 2 GiB")
         if self.code.convention == "numba":
@@ -71,9 +77,8 @@ class _KernelCallee(ShapedCallee):
             external=list(site.external),
         )
 
-    def _extents(
-        self, what: str, shape: Shape, operands: Any, attributes: Any, lengths: Mapping[str, Any]
-    ) -> tuple[int, int, int]:
+    def _shape_of(self, what: str, shape: Shape, site: CallSite) -> tuple[int, int, int]:
+        operands, attributes, lengths = self._lengths(site)
         given = shape(*operands, **attributes) if callable(shape) else shape
         many = (given,) if isinstance(given, (int, str, np.integer)) else tuple(given)
         out = [int(_signature.evaluate(e, lengths)) if isinstance(e, str) else int(e) for e in many]

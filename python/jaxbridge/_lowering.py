@@ -126,7 +126,7 @@ def _lower_to_ours(ctx: Any, operands: Any, site: "CallSite", is_export: bool) -
             f'could not tell them apart; give this one a name of its own: call(fn, ..., name="...")'
         )
     rule = jax.ffi.ffi_lowering(
-        _target_capturable if site.options.graph == "xla" else _target,
+        _target_capturable if site.callee.is_capturable(site) else _target,
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )

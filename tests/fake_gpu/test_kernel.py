@@ -162,6 +162,8 @@ def test_capturable():
     for capturable, name in ((True, "jaxbridge.call_capturable"), (False, "jaxbridge.call")):
         traced = jax.jit(made(capturable=capturable)).trace(X, X)
         assert f"@{name}(" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    empty = jax.jit(made()).trace(X[:0], X[:0])  # no blocks, no launch: XLA takes no empty graph
+    assert "@jaxbridge.call(" in empty.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def scale(x, a, y):

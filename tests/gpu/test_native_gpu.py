@@ -3,6 +3,9 @@
 
 import ctypes
 import gc
+import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +19,7 @@ sys.path.insert(0, str(root / "tests/python"))
 import jaxbridge
 from device_arrays import spin
 from jaxbridge import _compat, _config
-from native_libraries import built
+from native_libraries import built, compiler
 
 pytestmark = pytest.mark.gpu
 N = 1000
@@ -269,3 +272,29 @@ def test_two_devices_at_once(x):
         check_vma=False,
     )
     np.testing.assert_array_equal(jax.jit(loop)(np.asarray(x)), np.arange(N) + 100)
+
+
+def test_the_stencil_example(source_is_compiled, tmp_path):
+    command = [sys.executable, root / "examples/stencil.py", "--size", "128", "--steps", "200"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"after 100 steps: (\S+)", done.stdout)[1]) < 1e-4
+    assert int(re.search(r"\((\d+) launches\)", done.stdout)[1]) >= 400
+
+
+def test_the_sparse_example(tmp_path):
+    found = importlib.util.find_spec("nvidia")
+    roots = [Path(p) / "cu13" for p in (found.submodule_search_locations or ())] if found else []
+    roots = [r for r in roots if (r / "include/cudss.h").exists()]
+    if not roots:
+        pytest.skip("needs nvidia-cudss-cu13, which is not installed")
+    library = tmp_path / "libsolve.so"
+    command = [compiler(), "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+    command += [f"-I{jaxbridge.get_include()}", f"-I{roots[0]}/include", f"-L{roots[0]}/lib"]
+    command += [str(root / "examples/sparse/solve.cpp"), "-o", str(library), "-l:libcudss.so.1"]
+    subprocess.run([*command, f"-Wl,-rpath,{roots[0]}/lib"], check=True)
+    command = [sys.executable, root / "examples/sparse/conductivity.py", "--library", library]
+    done = subprocess.run([*command, "--size", "12"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.search(r"misfit (\S+) -> (\S+)", done.stdout).groups())
+    assert after < before / 10

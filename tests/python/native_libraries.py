@@ -24,13 +24,14 @@ def compiler(name: str = "g++") -> str:
 
 
 @functools.cache
-def built(source: str, name: str, *options: str, directory: str = "") -> Path:
-    """`source` of tests/native as the library `name`.so."""
+def built(source: str, name: str, *options: str, directory: str = "", by: str = "") -> Path:
+    """`source` of tests/native as the library `name`.so, compiled by gcc unless another is named."""
     out = Path(directory or _directory.name) / f"{name}.so"
     of_c = source.endswith(".c")
-    command = [compiler("gcc" if of_c else "g++"), "-shared", "-fPIC", "-fvisibility=hidden", "-O1"]
+    chosen = by or compiler("gcc" if of_c else "g++")
+    command = [chosen, "-shared", "-fPIC", "-fvisibility=hidden", "-O1"]
     if not of_c:
-        command += ["-std=c++20", *_strict, f"-I{jaxbridge.get_include()}"]
+        command += ["-std=c++20", *(() if by else _strict), f"-I{jaxbridge.get_include()}"]
     command += [*options, str(sources / source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -97,33 +97,53 @@ NEEDS_JVP = {
 }
 
 
-@pytest.mark.parametrize("which", list(DERIVATIVES))
+# Those that are also run eagerly, of a jitted function, and without jit.
+EAGERLY = ("forward over reverse", "grad of vmap of vmap")
+OF_JITTED = ("forward over reverse", "through scan")
+WITHOUT_JIT = ("grad of grad",)
+POINT = jnp.array([0.3, -1.2, 2.0])
+
+
+def every(loss, without=()):
+    """All derivatives of a loss, as one function."""
+    return lambda x: {n: d(loss)(x) for n, d in DERIVATIVES.items() if n not in without}
+
+
+def check_all(of, ours, theirs, without=()):
+    """Derivatives of the loss `of(f)`: of an external function and of one of JAX's."""
+    want = jax.jit(every(of(theirs), without))(POINT)
+
+    def same(got, name):
+        assert got.shape == want[name].shape and got.dtype == want[name].dtype, name
+        np.testing.assert_allclose(got, want[name], rtol=3e-4, atol=1e-4, err_msg=name)
+
+    for name, got in jax.jit(every(of(ours), without))(POINT).items():
+        same(got, name)
+    for name in set(EAGERLY).difference(without):
+        same(DERIVATIVES[name](of(ours))(POINT), name)
+    for name in set(OF_JITTED).difference(without):
+        same(DERIVATIVES[name](jax.jit(of(ours)))(POINT), name)
+    for name in WITHOUT_JIT:
+        with jax.disable_jit():
+            same(DERIVATIVES[name](of(ours))(POINT), name)
+
+
 @pytest.mark.parametrize("kind", list(FUNCTIONS))
-def test_derivatives_are_jaxs_own(kind, which):
+def test_derivatives_are_jaxs_own(kind):
     make, native = FUNCTIONS[kind]
-    if kind == "vjp" and which in NEEDS_JVP:
-        with pytest.raises(
-            errors.DerivativeError, match=r"(sin|cos): forward mode .* needs .*defjvp"
-        ):
-            DERIVATIVES[which](lambda x: make()(x).sum())(jnp.arange(3.0))
-        return
-    x = jnp.array([0.3, -1.2, 2.0])
-    external = make()
+    check_all(
+        lambda f: lambda x: jnp.sum(jnp.cos(f(x)) * x),
+        make(),
+        native,
+        NEEDS_JVP if kind == "vjp" else (),
+    )
 
-    def ours(x):
-        return jnp.sum(jnp.cos(external(x)) * x)
 
-    def theirs(x):
-        return jnp.sum(jnp.cos(native(x)) * x)
-
-    derivative = DERIVATIVES[which]
-    want = derivative(theirs)(x)
-    for f in (derivative(ours), jax.jit(derivative(ours)), derivative(jax.jit(ours))):
-        got = f(x)
-        assert got.shape == want.shape and got.dtype == want.dtype
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
-    with jax.disable_jit():
-        np.testing.assert_allclose(derivative(ours)(x), want, rtol=2e-4, atol=2e-5)
+@pytest.mark.parametrize("which", sorted(NEEDS_JVP))
+def test_forward_mode_needs_a_rule_for_it(which):
+    f = sines({"vjp"})
+    with pytest.raises(errors.DerivativeError, match=r"(sin|cos): forward mode .* needs .*defjvp"):
+        jax.jit(DERIVATIVES[which](lambda x: f(x).sum())).lower(POINT)
 
 
 @pytest.mark.parametrize("kind", list(FUNCTIONS))
@@ -224,7 +244,8 @@ def test_linear_complex(kind):
         )
     got, want = (jax.jvp(g, (x,), (x,))[1] for g in (f, native))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    hvp = [jax.jvp(jax.grad(lambda v, g=g: loss(g, v) ** 2), (x,), (x,))[1] for g in (f, native)]
+    square = [jax.grad(lambda v, g=g: loss(g, v) ** 2) for g in (f, native)]
+    hvp = [jax.jit(lambda x, g=g: jax.jvp(g, (x,), (x,))[1])(x) for g in square]
     np.testing.assert_allclose(hvp[0], hvp[1], rtol=1e-3)
 
 
@@ -263,18 +284,13 @@ def bilinear(**rules):
     return f
 
 
-@pytest.mark.parametrize("which", list(DERIVATIVES))
-def test_multilinear(which):
-    f, weights = bilinear(), jnp.array([1.0, 2, 3])
-    derivative = DERIVATIVES[which]
-
-    def both(g):
-        return lambda x: jnp.sum(jnp.sin(g(g(x, weights), g(x, x))) * x)
-
-    x = jnp.array([0.3, -1.2, 2.0])
-    want = derivative(both(jnp.multiply))(x)
-    for g in (derivative(both(f)), jax.jit(derivative(both(f)))):
-        np.testing.assert_allclose(g(x), want, rtol=3e-4, atol=1e-4)
+def test_multilinear():
+    weights = jnp.array([1.0, 2, 3])
+    check_all(
+        lambda f: lambda x: jnp.sum(jnp.sin(f(f(x, weights), f(x, x))) * x),
+        bilinear(),
+        jnp.multiply,
+    )
 
 
 def test_multilinear_without_differentiating_its_transposes():
@@ -292,8 +308,8 @@ def test_multilinear_without_differentiating_its_transposes():
 
     v = jnp.stack([x, y])
     for derivative in (jax.grad, jax.hessian, lambda g: jax.jacrev(jax.jacrev(g))):
-        want = derivative(of(jnp.multiply))(v)
-        np.testing.assert_allclose(derivative(of(f))(v), want, rtol=1e-4, atol=1e-4)
+        want = jax.jit(derivative(of(jnp.multiply)))(v)
+        np.testing.assert_allclose(jax.jit(derivative(of(f)))(v), want, rtol=1e-4, atol=1e-4)
     # Transposed in one argument, then in the other.
     t = jax.linear_transpose(lambda b: jax.linear_transpose(lambda a: f(a, b), F32)(x)[0], F32)
     np.testing.assert_array_equal(t(y)[0], x * y)
@@ -747,19 +763,32 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("rules", ["jvp", "vjp", "both", "linear", "vmap"])
-@pytest.mark.parametrize("use", list(USES))
-def test_rules_end_with_their_function(use, rules):
-    if rules == "vmap" and not use.startswith("vmap"):
-        pytest.skip("no derivative")
-    if rules == "vjp" and use in ("jvp", "jit of jvp", "hessian"):
-        pytest.skip("no forward mode")
-    refs = _use(USES[use], rules)
-    if use in ("scan", "grad of jit"):
-        jax.clear_caches()  # JAX keeps the programs of eager loops, and 0.8.0 those of gradients
+# JAX keeps the programs of eager loops, and 0.8.0 those of gradients, until its caches are cleared.
+KEPT_BY_JAX = ("scan", "grad of jit")
+
+
+def _uses():
+    for rules in ("jvp", "vjp", "both", "linear", "vmap"):
+        for use in USES:
+            no_derivative = rules == "vmap" and not use.startswith("vmap")
+            no_forward_mode = rules == "vjp" and use in ("jvp", "jit of jvp", "hessian")
+            if not (no_derivative or no_forward_mode):
+                yield use, rules
+
+
+@pytest.mark.parametrize("kept_by_jax", [False, True])
+def test_rules_end_with_their_function(kept_by_jax, collected):
+    refs = {
+        (use, rules): _use(USES[use], rules)
+        for use, rules in _uses()
+        if (use in KEPT_BY_JAX) == kept_by_jax
+    }
+    if kept_by_jax:
+        collected()
     for _ in range(3):
         gc.collect()
-    assert [r() for r in refs] == [None] * 4
+    alive = {key: [r() for r in found if r() is not None] for key, found in refs.items()}
+    assert {key: found for key, found in alive.items() if found} == {}
 
 
 def _use(use, rules):

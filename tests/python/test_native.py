@@ -291,6 +291,16 @@ def test_plain_jax_ffi(ops):
         jax.block_until_ready(call(X, X, a=np.float64(4)))
 
 
+def test_another_compiler():
+    """clang's library has the same handlers and descriptions."""
+    clang = shutil.which("clang++-14") or shutil.which("clang++")
+    if clang is None:
+        pytest.skip("needs clang++, which is not installed")
+    ops = jaxbridge.load(built("ops.cpp", "libops_clang", "-D_GLIBCXX_ASSERTIONS", by=clang))
+    np.testing.assert_array_equal(ops.scale(X, a=3), 3 * X)
+    np.testing.assert_array_equal(ops.sums(X), X.sum(1))
+
+
 def test_two_libraries_with_the_same_names(tmp_path):
     first, second = (jaxbridge.load(version(n, tmp_path / f"{n}")) for n in (1, 2))
     assert first.name == second.name == "version"

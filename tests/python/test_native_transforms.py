@@ -62,7 +62,7 @@ def test_c_functions_and_targets_of_others():
 
 
 def test_over_devices():
-    """In plain jit each device calls with its parts where the library says elementwise; so in shard_map."""
+    """Each device calls with its parts: in plain jit of an elementwise function, and in shard_map."""
     code = """
 import sys, jax, jax.numpy as jnp, numpy as np, jaxbridge
 from jax.sharding import NamedSharding, PartitionSpec as P

@@ -68,9 +68,8 @@ ffi::error* check_external_cpu(ffi::call_frame* frame) noexcept {
 }
 
 ffi::error* check_external_cuda(ffi::call_frame* frame) noexcept {
-  // It enqueues nothing; where XLA captures what comes behind it, the addresses are part of that.
-  return handle(frame, platform::cuda, ffi::trait_command_buffer_compatible, &decode,
-                &check_external);
+  // Not to be captured: it enqueues nothing, and XLA takes no empty graph.
+  return handle(frame, platform::cuda, 0, &decode, &check_external);
 }
 
 ffi::error* fence_cuda(ffi::call_frame* frame) noexcept {

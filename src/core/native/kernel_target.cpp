@@ -26,7 +26,7 @@ status kernel_target::invoke(const dispatch::call& c) noexcept {
     words[i] = word_of(arguments()[i], c, no_texts);
     parameters[i] = &words[i];
   }
-  const status s = kernel_->launch(c.device.ordinal, c.stream, shape_, parameters.data());
+  status s = kernel_->launch(c.device.ordinal, c.stream, shape_, parameters.data());
   if (s.ok()) return s;
   return {s.code(), name() + ": " + s.message()};
 }

@@ -19,10 +19,8 @@ constexpr std::size_t max_text = std::size_t{1} << 20;
 constexpr std::size_t max_rules = 1024;
 
 // What a function's descriptor had in the first version of the ABI.
-constexpr std::size_t oldest_function_size =
-    offsetof(abi::native::function, calls) + sizeof(abi::native::function::calls);
-constexpr std::size_t oldest_library_size =
-    offsetof(abi::native::library, first) + sizeof(abi::native::library::first);
+constexpr std::size_t oldest_function_size = offsetof(abi::native::function, calls) + sizeof(void*);
+constexpr std::size_t oldest_library_size = offsetof(abi::native::library, first) + sizeof(void*);
 
 status wrong(std::string what) {
   return {status_code::invalid_argument,
