@@ -56,10 +56,13 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     for platform in _compat.lowering_platforms(ctx):
         _check_platform(site, platform, ctx)
     devices = _compat.devices_of_whole_arrays(ctx)
-    if site.external and devices > 1:
+    axes = _axes_to_split(ctx, site) if devices > 1 else None
+    if site.external and devices > 1 and axes is None:
+        # A whole array would be a copy.
         raise NotImplementedError(
             f"{site.name}: an argument is a Ref of another library's memory, and this program is of "
-            f"several devices: call it inside jax.shard_map, where each device has its own part"
+            f"several devices: say how the call is split (elementwise=True, defsharding), or call it "
+            f"inside jax.shard_map, where each device has its own part"
         )
     is_export = _compat.lowering_for_export(ctx)
     if not site.durable and is_export:
@@ -87,16 +90,19 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         served = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
         outs = _lower_to_ours(ctx, operands, served, is_export)
         takes_parts = served.types is None
-    return _over_devices(ctx, outs, site, takes_parts) if devices > 1 else outs
+    return outs if axes is None else _over_devices(ctx, outs, axes, takes_parts)
 
 
-def _over_devices(ctx: Any, outs: Any, site: "CallSite", takes_parts: bool) -> Any:
-    """The results of a call on arrays over devices: on their parts, where what is called takes these."""
+def _axes_to_split(ctx: Any, site: "CallSite") -> _sharding.Axes | None:
+    """Along which axes a call on arrays over devices may be split; None: it is on whole arrays."""
     if not _compat_partitioner.has_shardy():
-        return outs
+        return None
     shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
-    if (axes := _sharding.splittable(site, *shapes)) is None:
-        return outs
+    return _sharding.splittable(site, *shapes)
+
+
+def _over_devices(ctx: Any, outs: Any, axes: _sharding.Axes, takes_parts: bool) -> Any:
+    """The results of a call on arrays over devices: on their parts, where what is called takes these."""
     if takes_parts:
         _partitioning.make_splittable(outs[0].owner, axes)
     return [

@@ -54,7 +54,11 @@ def test_inplace_in_a_trace_is_an_error_also_where_the_array_is_known(transforme
 
 
 @pytest.mark.parametrize("option", ["argnums", "static_argnums"])
-@pytest.mark.parametrize("given", [1.5, "0", (0, "x"), (0.0,), object()], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [1.5, "0", (0, "x"), (0.0,), object()],
+    ids=["1.5", "text", "text inside", "float inside", "object"],
+)
 def test_positions_are_whole_numbers(option, given):
     with pytest.raises(
         TypeError, match=rf"inplace: {option}=.*expected the position of an argument"
