@@ -33,8 +33,9 @@ def numba_ptx(
 ) -> tuple[str, str]:
     """PTX of a Python function that numba.cuda compiles for the types of `signature`, and its name."""
     import numba
-    from numba import cuda
+    import numba.cuda
 
+    cuda: Any = numba.cuda
     types = [_numba_type(numba, p) for p in signature.parameters]
     ptx, _ = cuda.compile(
         function,

@@ -23,6 +23,9 @@ from jaxbridge._errors import InputChangedError, ResultError
 
 from .torch import _to_numpy, _to_torch
 
+# Untyped: what they return depends on an argument, which torch does not say.
+_func: Any = torch.func
+
 _Tensor = torch.Tensor
 
 
@@ -60,7 +63,7 @@ def pull_back(fn: Callable[..., Any], args: Any, kwargs: Any, cotangents: Any) -
     """The cotangents of the floating-point arguments by position, from those of the results."""
     fun, moving = _of_moving(fn, args, kwargs)
     with _recording():
-        _, pull = torch.func.vjp(lambda *values: fun(*values)[0], *moving)
+        _, pull = _func.vjp(lambda *values: fun(*values)[0], *moving)
         # Torch's cotangents of complex numbers are the conjugates of JAX's.
         found = pull(tuple(c.conj() if c.is_complex() else c for c in cotangents))
     return [x.conj() if x.is_complex() else x for x in found]
@@ -70,7 +73,7 @@ def pull_back(fn: Callable[..., Any], args: Any, kwargs: Any, cotangents: Any) -
 def _load_forward_mode() -> None:
     with warnings.catch_warnings():  # its first use imports what torch itself deprecates
         warnings.simplefilter("ignore")
-        torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
+        _func.jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
 
 
 def push_forward(fn: Callable[..., Any], args: Any, kwargs: Any, tangents: Any) -> Any:
@@ -79,12 +82,12 @@ def push_forward(fn: Callable[..., Any], args: Any, kwargs: Any, tangents: Any) 
     fun, moving = _of_moving(fn, args, kwargs)
     with _recording():
         try:
-            _, moved, out = torch.func.jvp(fun, tuple(moving), tuple(tangents), has_aux=True)
+            _, moved, out = _func.jvp(fun, tuple(moving), tuple(tangents), has_aux=True)
         except NotImplementedError:
             # Torch has no forward mode of some functions. The transpose of the reverse mode is that.
-            outs, pull, out = torch.func.vjp(fun, *moving, has_aux=True)
+            outs, pull, out = _func.vjp(fun, *moving, has_aux=True)
             zeros = [torch.zeros_like(x) for x in outs]
-            _, push = torch.func.vjp(lambda *cotangents: pull(cotangents), *zeros)
+            _, push = _func.vjp(lambda *cotangents: pull(cotangents), *zeros)
             moved = push(tuple(tangents))
     return out, list(moved)
 
