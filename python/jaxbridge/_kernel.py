@@ -20,6 +20,8 @@ Shape = Extent | Sequence[Extent] | Callable[..., Any]
 
 
 class _KernelCallee(ShapedCallee):
+    how_named = 'cuda_kernel(..., export_name="...")'
+
     def __init__(
         self,
         code: _device_code.DeviceCode,

@@ -172,7 +172,9 @@ def test_one_name_and_two_functions(lib):
     )
     again = jax.export.deserialize(exported.serialize())
     np.testing.assert_array_equal(again.call(np.arange(3, dtype=np.int32))[:, 1], [0, -1, -2])
-    with pytest.raises(NotImplementedError, match="an anonymous function cannot be exported"):
+    with pytest.raises(
+        NotImplementedError, match=r"anonymous function cannot.* bind\(\.\.\., name="
+    ):
         jax.export.export(jax.jit(jaxbridge.bind(lib.pairs, signature)))(
             np.arange(3, dtype=np.int32)
         )
@@ -180,7 +182,9 @@ def test_one_name_and_two_functions(lib):
 
 def test_a_stream_makes_it_a_function_of_cuda(lib):
     f = jaxbridge.bind(lib.pairs, "x: int[n], stream, out y: int[n, 2]")
-    with pytest.raises(jaxbridge.errors.PlatformError, match="a function for cuda, none for cpu"):
+    with pytest.raises(
+        jaxbridge.errors.PlatformError, match="for cuda, none for cpu; choose one for each"
+    ):
         f(np.arange(3, dtype=np.int32))
 
 
