@@ -279,6 +279,6 @@ def _named_by(rule: str, operands: Sequence[Any]) -> Any:
 
 def after_batching(error: TypeError) -> TypeError:
     return TypeError(
-        f'{error}. Under jax.vmap a vmap_method that passes whole batches needs any rank, "[...]"; '
-        f'"sequential" does not'
+        f"{error}. Under jax.vmap whole batches have more axes: a function of a library takes them without "
+        f'a rank, as buffer_view<T>; others need vmap_method="sequential", or defvmap'
     )

@@ -78,7 +78,9 @@ def test_vmap(lib):
     x = np.arange(6, dtype=np.int32).reshape(2, 3)
     np.testing.assert_array_equal(jax.vmap(f)(x), np.stack([x, -x], -1))
     g = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]", vmap_method="expand_dims")
-    with pytest.raises(TypeError, match='of rank 2, expected .*"sequential" does not'):
+    with pytest.raises(
+        TypeError, match='of rank 2, expected .*others need vmap_method="sequential"'
+    ):
         jax.vmap(g)(x)
 
 

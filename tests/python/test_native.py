@@ -223,7 +223,7 @@ def test_vmap(ops):
     with pytest.raises(jaxbridge.errors.BatchingError, match=text):
         jax.vmap(ops.matmul)(batch, np.stack([X.T] * 3))
     whole = jaxbridge.load(ops.path, vmap_method="broadcast_all")
-    with pytest.raises(TypeError, match='of rank 3.*"sequential" does not'):
+    with pytest.raises(TypeError, match='of rank 3.*others need vmap_method="sequential"'):
         jax.vmap(whole.matmul)(batch, np.stack([X.T] * 3))
 
 
