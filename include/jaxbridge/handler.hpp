@@ -48,7 +48,7 @@ struct first_of<F, Rest...> {
 };
 
 template <auto F>
-using signature = signature_of<std::remove_const_t<decltype(F)>>;
+using signature = signature_of<std::remove_cvref_t<decltype(F)>>;
 
 // Whether F can be exported: what is wrong with it is said once, by check_function.
 template <auto F>
@@ -63,7 +63,8 @@ constexpr void check_parameter() {
   static_assert(parameter<std::remove_cvref_t<T>>::known,
                 "jaxbridge: a parameter of an exported function is of a type that XLA cannot give: "
                 "expected buffer_view<const T, rank>, buffer_view<T, rank>, in_place<T, rank>, "
-                "workspace<T>; an attribute (bool, number, std::complex, std::string_view, "
+                "workspace<T>; an attribute (bool, std::int8_t to std::uint64_t, float, double, "
+                "std::complex of these, std::string_view, "
                 "std::span<const T>, attributes_view, std::optional of one); stream_ref, device, "
                 "thread_pool, scratch& or state<T>");
   static_assert(!std::is_same_v<T, scratch>, "jaxbridge: take scratch by reference: scratch&");

@@ -78,9 +78,10 @@ struct buffer_parameter {
   static constexpr int rank = Rank;
   static_assert(
       std::is_void_v<T> || type != dtype::invalid,
-      "jaxbridge: the element type of a buffer_view is none that XLA has: expected bool, an "
-      "integer, float, double or std::complex of these, void for any, or a type of yours for "
-      "which jaxbridge::dtype_of is specialized");
+      "jaxbridge: the element type of a buffer_view is none that XLA has: expected bool, one of "
+      "std::int8_t to std::uint64_t (no char, and no long long where that is none of them), float, "
+      "double or std::complex of these, void for any, or a type of yours for which "
+      "jaxbridge::dtype_of is specialized");
 
   static constexpr bool matches(const any_buffer& b) noexcept {
     return (type == dtype::invalid || b.dtype == type) &&
@@ -259,7 +260,11 @@ constexpr std::size_t count_of(const std::array<role, N>& roles, role r, std::si
 
 /// The parameters of a function and what each is.
 template <class F>
-struct signature_of;
+struct signature_of {
+  static_assert(std::is_void_v<F>,
+                "jaxbridge: what is exported is one function: of a lambda or an object, export a "
+                "function that calls it");
+};
 
 template <class R, class... Args>
 struct signature_of<R (*)(Args...)> {

@@ -137,7 +137,9 @@ def check_parameters(what: str, signature: Signature, kinds: str) -> None:
 def signature_of(what: str, signature: Any) -> Signature:
     parsed = signature if isinstance(signature, Signature) else Signature.parse(signature)
     if not any(p.is_array for p in parsed.parameters):
-        raise SignatureError(f"{what}: {str(parsed)!r} has no array")
+        raise SignatureError(
+            f"{what}: {str(parsed)!r} has no array; expected one such as 'x: float32[n]'"
+        )
     return parsed
 
 
@@ -184,6 +186,8 @@ def _address(function: Any) -> int:
 
 
 class _CFunctionCallee(ShapedCallee):
+    how_named = 'bind(..., name="...")'
+
     def __init__(
         self,
         functions: Mapping[str, Any],

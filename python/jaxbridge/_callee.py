@@ -38,6 +38,11 @@ class Callee:
         ValueError, TypeError: an option that is none, a name that another function has.
     """
 
+    # For messages: what gives it a function for each platform, a name, a way to be batched.
+    how_on_both = 'give one as call({"cpu": f, "cuda": g}, ...)'
+    how_named = 'call(fn, ..., name="..."), or define it at the top level of a module'
+    how_batched = "give the Function vmap_method="
+
     def __init__(
         self,
         fn: Any,
@@ -229,8 +234,8 @@ class Callee:
         if platform not in self.functions:
             there = " and ".join(sorted(set(self.functions) & set(platforms))) or "no platform"
             raise PlatformError(
-                f"{self.name}: there is a function for {there}, none for {platform}; give one as "
-                f'call({{"cpu": f, "cuda": g}}, ...), or run it on {there}'
+                f"{self.name}: there is a function for {there}, none for {platform}; "
+                f"{self.how_on_both}, or run it on {there}"
             )
         return self.functions[platform]
 

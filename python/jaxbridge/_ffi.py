@@ -110,7 +110,8 @@ def ffi(
 
     Args:
         target_name: under which it is registered.
-        result_shape_dtypes: as `call` takes it; a callable gets operands and attributes.
+        result_shape_dtypes: as `call` takes it; a callable gets operands and attributes. () where Refs
+            are the only results.
         inout: operands that are updated in place: from their positions to those of results.
         elementwise: as `call` takes it.
         vmap_method: as `call` takes it.
@@ -122,7 +123,10 @@ def ffi(
         their own types, Python's integers are int64, floats float64.
     """
     if not isinstance(target_name, str) or not target_name:
-        raise TypeError(f"ffi: the target is {target_name!r}; expected the name of one")
+        raise TypeError(
+            f"ffi: the target is {target_name!r}; expected the name of one, as "
+            f"jax.ffi.register_ffi_target(name, ...) has it"
+        )
     if unknown := set(platforms) - set(_options.platforms):
         raise PlatformError(f"ffi: platforms= has {sorted(unknown)}; expected cpu, cuda")
     options = {

@@ -20,6 +20,8 @@ Shape = Extent | Sequence[Extent] | Callable[..., Any]
 
 
 class _KernelCallee(ShapedCallee):
+    how_named = 'cuda_kernel(..., export_name="...")'
+
     def __init__(
         self,
         code: _device_code.DeviceCode,
@@ -155,7 +157,7 @@ def cuda_kernel(
         TypeError: `code` is no code.
     """
     parsed = signature_of("cuda_kernel", signature)
-    check_parameters("cuda_kernel", parsed, "biufcV")
+    check_parameters("cuda_kernel", parsed, "biufV")
     if parsed.of("stream") or any(p.form == "string" for p in parsed.attributes):
         raise SignatureError("cuda_kernel: a kernel gets no stream, and no strings")
     if parsed.returns != "void":

@@ -33,6 +33,8 @@ class _LibraryCallee(SignedCallee):
     """A function of a library, on each platform that it is exported for."""
 
     functions: dict[str, Any]
+    how_on_both = "export one for it, too: JAXBRIDGE_EXPORT_AS(name, platform, function)"
+    how_batched = "export it with .vmap(), or load the library with vmap_method="
 
     def __init__(
         self,
@@ -170,6 +172,10 @@ class _LibraryCallee(SignedCallee):
                 )
 
 
+def _said(export: Any) -> str:
+    return f"{' | '.join(export.signatures)} ({export.parameters or 'no names'})"
+
+
 def _ffi_values(signature: Signature, attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {
         p.name: _static_values.ffi_value(p, attributes[p.name])
@@ -223,14 +229,14 @@ class Library:
             signatures = [Signature.parse(s).named(about.parameters) for s in about.signatures]
         except (SignatureError, UnicodeDecodeError) as error:
             raise ImportError(
-                f"{self.path}: the description of {name} is damaged: {error}; build the library again "
-                f"with the headers of jaxbridge.get_include()"
+                f"{self.path}: what {name} says of itself cannot be: {error}; mend its "
+                f"JAXBRIDGE_EXPORT, or, where that says something else, build the library again"
             ) from error
         for other in exports.values():
             if (other.signatures, other.parameters) != (about.signatures, about.parameters):
                 raise ImportError(
                     f"{self.path}: {name} has one signature on {about.platform} and another on "
-                    f"{other.platform}: {about.signatures} and {other.signatures}"
+                    f"{other.platform}: {_said(about)} and {_said(other)}"
                 )
         count = len(signatures[0].results) + len(signatures[0].hidden)
         if len(about.results) not in (0, count):

@@ -71,8 +71,7 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             f"process could read: pass numbers, strings and tuples of them, or arrays"
             if site.callee.is_durable
             else f"{site.name}: an anonymous function cannot be exported, since no other process could "
-            f'find it; give it a name: call(fn, ..., name="..."), or define it at the top level of a '
-            f"module"
+            f"find it; give it a name: {site.callee.how_named}"
         )
     if site.has_side_effect and devices > 1:
         if _compat.in_shard_map(ctx):

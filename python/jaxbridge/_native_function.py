@@ -28,6 +28,8 @@ class NativeCallee(Callee):
         claim: whether the name tells it in every process.
     """
 
+    how_on_both = "choose one for each platform with jax.lax.platform_dependent"
+
     def __init__(
         self,
         name: str,
@@ -203,7 +205,9 @@ def select(name: str, signatures: Sequence[Signature], operands: Sequence[Any]) 
         reasons.append(reason)
     if len(reasons) == 1:
         raise TypeError(f"{name}: {reasons[0]}")
-    forms = "\n".join(f"  {s}" for s in signatures)
+    forms = "\n".join(
+        f"  {s}: {r.removesuffix(f': {s}')}" for s, r in zip(signatures, reasons, strict=True)
+    )
     given = ", ".join(f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in operands)
     raise TypeError(f"{name}: no overload takes ({given}); there are\n{forms}")
 
@@ -247,7 +251,7 @@ def result_types(
         dtype = p.dtype
         try:
             if rule is not None and rule.startswith("same_as "):
-                of = operands[int(rule.removeprefix("same_as "))]
+                of = _named_by(rule, operands)
                 shape, dtype = tuple(of.shape), dtype or of.dtype
             else:
                 axes = p.shape if rule is None else _signature.parse_axes(rule.strip()[1:-1])
@@ -258,14 +262,23 @@ def result_types(
                 raise SignatureError(f"it is {p}, and no rule says its dtype")
             if p.shape is not None and len(shape) != len(p.shape):
                 raise SignatureError(f"it is {p}, and its rule {rule!r} gives rank {len(shape)}")
-        except (SignatureError, ValueError, IndexError) as error:
+        except (SignatureError, ValueError) as error:
             raise TypeError(f"{name}: the shape of result {k}: {error}") from error
         out.append((shape, np.dtype(dtype)))
     return out
 
 
+def _named_by(rule: str, operands: Sequence[Any]) -> Any:
+    position = int(rule.removeprefix("same_as "))
+    if position >= len(operands):
+        raise SignatureError(
+            f"its rule is same_as<{position}>, and there are {len(operands)} operands"
+        )
+    return operands[position]
+
+
 def after_batching(error: TypeError) -> TypeError:
     return TypeError(
-        f'{error}. Under jax.vmap a vmap_method that passes whole batches needs any rank, "[...]"; '
-        f'"sequential" does not'
+        f"{error}. Under jax.vmap whole batches have more axes: a function of a library takes them without "
+        f'a rank, as buffer_view<T>; others need vmap_method="sequential", or defvmap'
     )

@@ -236,7 +236,7 @@ def _batch(
 ) -> tuple[list[Any], list[int]]:
     if rules.vmap is None and call.vmap_method is None and not call.site.options.elementwise:
         raise BatchingError(
-            f"{call.name}: vmap needs to know how: give the Function vmap_method= ('sequential' calls "
+            f"{call.name}: vmap needs to know how: {call.site.callee.how_batched} ('sequential' calls "
             f"it once for each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole "
             f"batches), elementwise=True, or a rule with .defvmap(rule)"
         )

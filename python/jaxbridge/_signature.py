@@ -52,7 +52,8 @@ class Parameter:
         name: what it is called; empty for results of a library's function.
         role: "operand", "result", "inout" (an operand that is a result), "workspace" (a hidden result),
             "attribute" (a static value), "size" (the length by that name) or "stream".
-        dtype: of its elements, or of the value; None: any (arrays of a library's function).
+        dtype: NumPy's name of that of its elements, or of the value; None: any (arrays of a library's
+            function).
         shape: of an array: for each axis a name, a number, an expression of names, or "*" for any
             length; None: any rank.
         form: of an attribute: "scalar", "list", "string", "dict".

@@ -10,6 +10,9 @@ import numpy as np
 
 from ._signature import Parameter
 
+# Where an array is given for a static value.
+_order = "; arrays come first, then static values, as inspect.signature shows"
+
 
 def normalize(function: str, p: Parameter, value: Any) -> Any:
     """A static argument as a plain Python value, of which two that are equal are one.
@@ -28,7 +31,8 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
         )
     if p.form == "string":
         if not isinstance(value, str):
-            raise TypeError(f"{where} is {value!r}, expected a string")
+            hint = _order if hasattr(value, "dtype") else ""
+            raise TypeError(f"{where} is {value!r}, expected a string{hint}")
         return value
     if p.form == "dict":
         if not isinstance(value, Mapping):
@@ -39,7 +43,7 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
             raise TypeError(f"{where} is {value!r}, expected a list of {p.dtype}")
         return tuple(_number(where, str(p.dtype), v) for v in np.asarray(value).tolist())
     if np.ndim(value) != 0:
-        raise TypeError(f"{where} is an array, expected one {p.dtype}")
+        raise TypeError(f"{where} is an array, expected one {p.dtype}{_order}")
     return _number(where, str(p.dtype), value.item() if hasattr(value, "item") else value)
 
 

@@ -78,7 +78,9 @@ def test_vmap(lib):
     x = np.arange(6, dtype=np.int32).reshape(2, 3)
     np.testing.assert_array_equal(jax.vmap(f)(x), np.stack([x, -x], -1))
     g = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]", vmap_method="expand_dims")
-    with pytest.raises(TypeError, match='of rank 2, expected .*"sequential" does not'):
+    with pytest.raises(
+        TypeError, match='of rank 2, expected .*others need vmap_method="sequential"'
+    ):
         jax.vmap(g)(x)
 
 
@@ -172,7 +174,9 @@ def test_one_name_and_two_functions(lib):
     )
     again = jax.export.deserialize(exported.serialize())
     np.testing.assert_array_equal(again.call(np.arange(3, dtype=np.int32))[:, 1], [0, -1, -2])
-    with pytest.raises(NotImplementedError, match="an anonymous function cannot be exported"):
+    with pytest.raises(
+        NotImplementedError, match=r"anonymous function cannot.* bind\(\.\.\., name="
+    ):
         jax.export.export(jax.jit(jaxbridge.bind(lib.pairs, signature)))(
             np.arange(3, dtype=np.int32)
         )
@@ -180,7 +184,9 @@ def test_one_name_and_two_functions(lib):
 
 def test_a_stream_makes_it_a_function_of_cuda(lib):
     f = jaxbridge.bind(lib.pairs, "x: int[n], stream, out y: int[n, 2]")
-    with pytest.raises(jaxbridge.errors.PlatformError, match="a function for cuda, none for cpu"):
+    with pytest.raises(
+        jaxbridge.errors.PlatformError, match="for cuda, none for cpu; choose one for each"
+    ):
         f(np.arange(3, dtype=np.int32))
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from native_libraries import built
+import jaxbridge.testing
+from native_libraries import built, compiler, sources
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +73,25 @@ def test_overloads_by_dtype(ops, dtype):
     np.testing.assert_array_equal(y, 1)  # the caller's own
 
 
+def test_a_library_with_kernels_built_by_nvcc(tmp_path):
+    out = tmp_path / "libtwice.so"
+    command = [compiler("nvcc"), "-std=c++20", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    command += [f"-I{jaxbridge.get_include()}", str(sources / "twice.cu"), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    twice = jaxbridge.load(out).twice
+    np.testing.assert_array_equal(twice(X), 2 * X)
+    (call,) = jaxbridge.testing.external_calls(twice, X, platform="cuda")
+    assert call.name == "twice.twice" and call.results == ("float32[2,3]",)
+
+
 def test_no_overload(ops):
     with pytest.raises(
         TypeError, match=r"no overload takes \(int32\[3\], int32\[3\]\)(.|\n)*c"
     ) as e:
         ops.axpy(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32), 2)
-    assert "x: complex64[...], a: complex64, inout y: complex64[...]" in str(e.value)
+    reason = "argument 'x' is int32[3], expected complex64[...]"
+    assert f"x: complex64[...], a: complex64, inout y: complex64[...]: {reason}" in str(e.value)
 
 
 def test_attributes_arrive(ops):
@@ -100,7 +114,7 @@ def test_attributes_arrive(ops):
         ({"x": X[0]}, TypeError, r"'x' is float32\[3\], of rank 1, expected .*, of rank 2"),
         ({"x": "text"}, TypeError, "'x' is a str, expected an array"),
         ({"a": "text"}, TypeError, r"'a' is 'text', expected a number \(float64\)"),
-        ({"a": X}, TypeError, "'a' is an array, expected one float64"),
+        ({"a": X}, TypeError, "'a' is an array, expected one float64; arrays come first"),
         ({"b": 1}, TypeError, "unexpected keyword argument 'b'"),
     ],
 )
@@ -205,10 +219,11 @@ def test_vmap(ops):
     np.testing.assert_array_equal(jax.vmap(ops.scale)(batch), 2 * batch)  # sequential, as exported
     x, y = np.ones((4, 3), np.float32), np.arange(12, dtype=np.float32).reshape(4, 3)
     np.testing.assert_array_equal(jax.vmap(lambda a, b: ops.axpy(a, b, 2))(x, y), 2 + y)
-    with pytest.raises(jaxbridge.errors.BatchingError, match="ops.matmul: vmap needs to know how"):
+    text = r"ops.matmul: vmap needs to know how: export it with .vmap\(\)"
+    with pytest.raises(jaxbridge.errors.BatchingError, match=text):
         jax.vmap(ops.matmul)(batch, np.stack([X.T] * 3))
     whole = jaxbridge.load(ops.path, vmap_method="broadcast_all")
-    with pytest.raises(TypeError, match='of rank 3.*"sequential" does not'):
+    with pytest.raises(TypeError, match='of rank 3.*others need vmap_method="sequential"'):
         jax.vmap(whole.matmul)(batch, np.stack([X.T] * 3))
 
 
@@ -335,7 +350,7 @@ def test_a_cpu_library_on_cuda(ops):
     traced = jax.jit(ops.scale).trace(X)
     with pytest.raises(
         jaxbridge.errors.PlatformError,
-        match=r"ops.scale: there is a function for cpu, none for cuda",
+        match=r"ops.scale: there is a function for cpu, none for cuda; export one for it, too",
     ):
         traced.lower(lowering_platforms=("cuda",))
 
@@ -435,7 +450,7 @@ def test_ffi():
     ref = jax.new_ref(jnp.asarray(y))
     assert g(x, ref, a=np.float32(2)) is None
     np.testing.assert_array_equal(ref[...], y + 2)
-    with pytest.raises(TypeError, match="expected the name of one"):
+    with pytest.raises(TypeError, match="expected the name of one, as jax.ffi.register_ffi_target"):
         jaxbridge.ffi("", None)
 
 

@@ -4,9 +4,12 @@
 import contextlib
 import random
 
+import jax
+import numpy as np
 import pytest
 
 from jaxbridge import Signature
+from jaxbridge._native_function import result_types
 from jaxbridge._signature import evaluate
 from jaxbridge.errors import SignatureError
 
@@ -93,3 +96,11 @@ def test_expressions_that_grow_are_refused():
         except SignatureError:
             continue
         assert len(text) <= 1200
+
+
+def test_a_rule_that_names_no_operand():
+    signature = Signature.parse("x: float32[n], out float32[n]")
+    operand = jax.ShapeDtypeStruct((3,), np.float32)
+    assert result_types("f", signature, ["same_as 0"], [operand], {}) == [((3,), np.float32)]
+    with pytest.raises(TypeError, match=r"f: .* its rule is same_as<3>, and there are 1 operands"):
+        result_types("f", signature, ["same_as 3"], [operand], {})
