@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _lowering, _static_values
+from . import _core, _lowering, _results, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
@@ -88,6 +88,8 @@ class _LibraryCallee(SignedCallee):
             if callable(given) and not isinstance(given, jax.ShapeDtypeStruct):
                 given = given(*operands, **attributes)
             leaves = jax.tree.leaves(given)
+            for leaf in leaves:
+                _results.shape_and_dtype(self.name, leaf)
             if len(leaves) != visible:
                 raise TypeError(
                     f"{self.name}: result_shape_dtypes has {len(leaves)} arrays, and the function "

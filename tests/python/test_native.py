@@ -87,6 +87,9 @@ def test_attributes_arrive(ops):
     np.testing.assert_array_equal(got, expected)
     got = ops.attributes(X[0], False, 0, 0, 0, 0, "", [], [], {}, o=9)
     np.testing.assert_array_equal(got, [0] * 9 + [-1, -1, 9, 1, 11])
+    for u64 in (2**63, 2**64 - 1):
+        got = ops.attributes(X, False, 0, u64, 0, 0, "", [], [], {})
+        assert got[2] == float(u64)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +126,26 @@ def test_wrong_attributes(ops):
         ("d", {"a": object()}, TypeError, "a dictionary holds numbers"),
         ("f", 1j, TypeError, "expected a number"),
         ("o", 2**31, OverflowError, "which int32 does not hold"),
+        ("f", 1e39, OverflowError, "is 1e\\+39, which float32 does not hold"),
+        ("c", 10**400, OverflowError, "an integer that complex128 does not hold"),
+        ("s", "\ud800", ValueError, "which UTF-8 does not hold"),
+        ("l", [1.0, 10**400], OverflowError, "an integer that float64 does not hold"),
+        ("l", [[1.0], [2.0, 3.0]], TypeError, "expected a list of float64"),
+        ("bits", [True, 2], TypeError, "is 2, expected True or False"),
+        ("d", {"a": 2**63}, OverflowError, "which int64 does not hold"),
+        ("d", {"a": [1, -(2**63) - 1]}, OverflowError, "which int64 does not hold"),
+        ("d", {"": 1}, TypeError, "has the key '', expected strings with characters"),
+        ("d", {"a": "\ud800"}, ValueError, "which UTF-8 does not hold"),
+        ("d", {"\ud800": 1}, ValueError, "which UTF-8 does not hold"),
     ]:
         with pytest.raises(error, match=f"argument {name!r}.*{text}"):
             ops.attributes(**{**good, name: value})
-    with pytest.raises(TypeError, match="'i8' is static .* static_argnames="):
+    with pytest.raises(TypeError, match="'i8' is static.* static_argnames="):
         jax.jit(lambda n: ops.attributes(**{**good, "i8": n}))(3)
+    for name in ("l", "d", "s"):
+        with pytest.raises(TypeError, match=f"{name!r}.* is static.* static_argnames="):
+            wrapped = {"l": lambda n: [n, 1.0], "d": lambda n: {"a": n}, "s": lambda n: n}[name]
+            jax.jit(lambda n, name=name, w=wrapped: ops.attributes(**{**good, name: w(n)}))(3)
     with pytest.raises(TypeError, match="missing a required argument: 'b'"):
         ops.attributes(X)
 
@@ -140,6 +158,13 @@ def test_lengths_that_do_not_fit(ops):
 def test_a_shape_function_says_no(ops):
     with pytest.raises(TypeError, match="ops.split: at is 9, of 5"):
         ops.split(np.arange(5.0), 9)
+
+
+def test_results_by_the_caller_that_are_none(ops):
+    with pytest.raises(TypeError, match="expected a pytree of jax.ShapeDtypeStruct"):
+        ops.fill(1.0, result_shape_dtypes=3)
+    with pytest.raises(ValueError, match="more elements than an int64 can count"):
+        ops.fill(1.0, result_shape_dtypes=jax.ShapeDtypeStruct((2**40, 2**40), np.float32))
 
 
 def test_results_by_the_caller(ops):
