@@ -15,6 +15,7 @@ import pytest
 
 import jaxbridge
 from native_libraries import built
+from processes import run
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +195,55 @@ def test_results_by_the_caller(ops):
 def test_errors(ops, how, text):
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         ops.fails(X, how)
+
+
+@pytest.fixture(scope="module")
+def edges():
+    return jaxbridge.load(built("edges.cpp", "libedges"))
+
+
+@pytest.mark.parametrize(
+    "how, text",
+    [
+        ("latin1", r"throws: caf\? \?\?\? \U0001f600 \?"),
+        ("null", "throws: an exception without a text"),
+    ],
+)
+def test_errors_whose_text_is_none(edges, how, text):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        edges.throws(X[0], how)
+
+
+def test_errors_on_the_threads():
+    """In a process of its own, as it was the end of it."""
+    run(
+        """
+        import sys, jax, numpy as np, pytest, jaxbridge
+        edges = jaxbridge.load(sys.argv[1])
+        x = np.arange(8000, dtype=np.float32)
+        for bad in (0, 17, 7999, -2):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="add_one: of a piece"):
+                edges.add_one(x, bad=bad)
+            np.testing.assert_array_equal(edges.add_one(x), x + 1)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="nested: of an inner piece"):
+            edges.nested(x, bad=True)
+        """,
+        built("edges.cpp", "libedges"),
+    )
+
+
+@pytest.mark.parametrize("grain", [1, 0, -3, 7, 999, 1000, 2**63 - 1])
+def test_pieces_for_the_threads(edges, grain):
+    x = np.arange(1000, dtype=np.float32)
+    np.testing.assert_array_equal(edges.add_one(x, grain), x + 1)
+    np.testing.assert_array_equal(edges.nested(x), x + 1)
+    assert edges.huge_pieces(x[:1], grain)[0] >= 1
+
+
+def test_parameters_of_an_export(edges):
+    assert edges.quoted(X[0])[0] == 8 and edges.quoted(X[0], n=3, s="")[0] == 3
+    assert edges.many(X[0], *[0] * 34, 9)[0] == 9
+    assert edges.no_results(X[0]) == ()
 
 
 def test_state_is_one_for_each_device(ops):
