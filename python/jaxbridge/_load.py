@@ -311,7 +311,11 @@ def load(
         ImportError: it cannot be opened, is no library of jaxbridge functions, or says things of itself
             that cannot be.
     """
-    file = os.path.realpath(os.fspath(path))
+    file = os.path.realpath(os.fsdecode(path))
+    try:
+        file.encode()
+    except UnicodeEncodeError as error:
+        raise ImportError(f"{file!r}: the path is not in UTF-8") from error
     with open(file, "rb") as f:
         content = hashlib.file_digest(f, "sha256").hexdigest()
     name = os.path.basename(file).split(".")[0].removeprefix("lib")
@@ -321,17 +325,27 @@ def load(
             try:
                 exports = _core.open_library(_to_open(file, content))
             except ValueError as error:
+                if _is_mapped(file):
+                    _opened_paths.add(file)
                 raise ImportError(f"{file}: {error}") from error
             _opened[name, content] = exports
             _opened_paths.add(file)
     return Library(file, name, content, exports, results=results, vmap_method=vmap_method)
 
 
+def _is_mapped(file: str) -> bool:
+    """Whether the loader has it, whoever opened it: as the kernel names it, with " (deleted)" behind
+    the name of a file that is another one now.
+    """
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        return any(line.endswith(f" {file}\n") for line in maps)
+
+
 def _to_open(file: str, content: str) -> str:
     """The path for the loader, which knows files by their place: a library that was built again, and
     written into the file that is open, is opened as a copy.
     """
-    if file not in _opened_paths:
+    if file not in _opened_paths and not _is_mapped(f"{file} (deleted)"):
         return file
     copies = tempfile.mkdtemp(prefix="jaxbridge-")
     _copies.append(copies)

@@ -407,6 +407,41 @@ def test_a_library_that_is_built_again(tmp_path):
     assert jaxbridge.load(path).version.callee.is_same_as(second.version.callee)
 
 
+@pytest.mark.parametrize("by", ["others", "a load that refused it"])
+def test_a_library_that_was_open_before_it_was_built_again(by, tmp_path):
+    """The loader would give the old file."""
+    path = tmp_path / "libversion.so"
+    if by == "others":
+        shutil.copyfile(version(3, tmp_path / "3"), path)
+        ctypes.CDLL(str(path))  # is never closed
+    else:
+        shutil.copyfile(built("liars.c", "liar2", "-DLIE=2"), path)
+        with pytest.raises(ImportError, match="too short"):
+            jaxbridge.load(path)
+    path.unlink()
+    shutil.copyfile(version(4, tmp_path / "4"), path)
+    assert jaxbridge.load(path).version(np.zeros(1, np.float32)) == 4
+
+
+def test_a_library_that_is_cut_short(tmp_path):
+    """In a process of its own, as it was the end of it."""
+    whole = built("liars.c", "whole", "-DLIE=0").read_bytes()
+    for size in (0, 70, 4096, len(whole) // 2, len(whole) - 4000):
+        (tmp_path / f"cut{size}.so").write_bytes(whole[:size])
+    done = run(
+        """
+        import pathlib, sys, jaxbridge
+        for path in sorted(pathlib.Path(sys.argv[1]).glob("cut*.so")):
+            try:
+                jaxbridge.load(path)
+            except ImportError as error:
+                print(path.stat().st_size, error)
+        """,
+        tmp_path,
+    )
+    assert done.stdout.count("the file is cut short") >= 3, done.stdout
+
+
 def test_a_cpu_library_on_cuda(ops):
     traced = jax.jit(ops.scale).trace(X)
     with pytest.raises(
