@@ -28,23 +28,27 @@ inline abi::native::text to_text(std::string_view s) noexcept { return {s.data()
 
 // Names of parameters that the author did not give.
 inline constexpr std::string_view default_names[] = {
-    "p0",  "p1",  "p2",  "p3",  "p4",  "p5",  "p6",  "p7",  "p8",  "p9",  "p10",
-    "p11", "p12", "p13", "p14", "p15", "p16", "p17", "p18", "p19", "p20", "p21",
-    "p22", "p23", "p24", "p25", "p26", "p27", "p28", "p29", "p30", "p31"};
+    "p0",  "p1",  "p2",  "p3",  "p4",  "p5",  "p6",  "p7",  "p8",  "p9",  "p10", "p11", "p12",
+    "p13", "p14", "p15", "p16", "p17", "p18", "p19", "p20", "p21", "p22", "p23", "p24", "p25",
+    "p26", "p27", "p28", "p29", "p30", "p31", "p32", "p33", "p34", "p35", "p36", "p37", "p38",
+    "p39", "p40", "p41", "p42", "p43", "p44", "p45", "p46", "p47", "p48", "p49", "p50", "p51",
+    "p52", "p53", "p54", "p55", "p56", "p57", "p58", "p59", "p60", "p61", "p62", "p63"};
+static_assert(std::size(default_names) == max_named);
 
 /// Calls `see(name)` for each entry of "x[n, k], a = 2.0". False where one has no name.
 template <class See>
 constexpr bool each_name(std::string_view list, const See& see) {
   int depth = 0;
-  bool quoted = false;
+  char quote = 0;
   std::size_t begin = 0;
   for (std::size_t i = 0; i <= list.size(); ++i) {
     const char c = i < list.size() ? list[i] : ',';
     if (i < list.size()) {
-      if (c == '"' || c == '\'') quoted = !quoted;
+      const bool quoted = quote != 0;
+      if (quoted ? c == quote : c == '"' || c == '\'') quote = quoted ? '\0' : c;
       if (!quoted && (c == '[' || c == '(' || c == '{')) ++depth;
       if (!quoted && (c == ']' || c == ')' || c == '}')) --depth;
-      if (c != ',' || depth > 0 || quoted) continue;
+      if (c != ',' || depth > 0 || quote != 0) continue;
     }
     std::string_view entry = list.substr(begin, i - begin);
     begin = i + 1;
@@ -98,7 +102,7 @@ class exporter {
       e->about.name = to_text(name);
       e->about.signatures = to_text(signatures<Functions...>::value.view());
       for (std::size_t i = 0; i < first::named; ++i) {
-        e->names[i] = i < std::size(default_names) ? default_names[i] : std::string_view();
+        e->names[i] = default_names[i];
       }
       e->about.next = library_exports::all.first;
       library_exports::all.first = &e->about;

@@ -217,6 +217,30 @@ inline status locate(const abi::xla_ffi::call_frame& frame, platform where, devi
   return locate_stream(frame, where, stream);
 }
 
+/// `text` with a question mark for each byte that is no UTF-8, which Python would not take.
+inline std::string as_utf8(std::string text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&text, i](std::size_t k) -> unsigned {
+      return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0U;
+    };
+    const unsigned first = byte(0);
+    const unsigned second = byte(1);
+    const std::size_t size = first < 0x80                     ? 1
+                             : first >= 0xc2 && first <= 0xdf ? 2
+                             : first >= 0xe0 && first <= 0xef ? 3
+                             : first >= 0xf0 && first <= 0xf4 ? 4
+                                                              : 0;
+    bool good = size > 0;
+    for (std::size_t k = 1; k < size; ++k) good = good && (byte(k) & 0xc0) == 0x80;
+    // What has a shorter form, halves of UTF-16's pairs, and what is no character's number.
+    good = good && !(first == 0xe0 && second < 0xa0) && !(first == 0xed && second >= 0xa0) &&
+           !(first == 0xf0 && second < 0x90) && !(first == 0xf4 && second >= 0x90);
+    if (!good) text[i] = '?';
+    i += good ? size : 1;
+  }
+  return text;
+}
+
 /// XLA's form of a status; null for success.
 inline abi::xla_ffi::error* to_error(const abi::xla_ffi::call_frame& frame, const status& s) {
   namespace ffi = abi::xla_ffi;
@@ -227,8 +251,8 @@ inline abi::xla_ffi::error* to_error(const abi::xla_ffi::call_frame& frame, cons
     std::fprintf(stderr, "jaxbridge: %s\n", s.message().c_str());
     std::abort();
   }
-  ffi::error_create_args args{sizeof(args), nullptr, s.message().c_str(),
-                              static_cast<int>(s.code())};
+  const std::string message = as_utf8(s.message());
+  ffi::error_create_args args{sizeof(args), nullptr, message.c_str(), static_cast<int>(s.code())};
   return frame.api->error_create(&args);
 }
 

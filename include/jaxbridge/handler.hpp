@@ -329,7 +329,8 @@ status guarded(const exported& e, const Work& work) noexcept {
   } catch (const std::bad_alloc&) {
     s = {status_code::resource_exhausted, "out of memory"};
   } catch (const std::exception& error) {
-    s = {status_code::internal, error.what()};
+    const char* const what = error.what();
+    s = {status_code::internal, what != nullptr ? what : "an exception without a text"};
   } catch (...) {
     s = {status_code::unknown, "an exception that is no std::exception"};
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -40,12 +41,13 @@ class thread_pool {
 
   /// Calls `body(begin, end)` for pieces of [0, count), each of at least `grain` (but the last), at
   /// once on several threads, and returns when all have ended. The calling thread works too, so
-  /// that threads which are busy elsewhere are not waited for. `body` must not throw.
+  /// that threads which are busy elsewhere are not waited for. What `body` throws ends the others'
+  /// work with the pieces that have begun, and is thrown here.
   template <class Body>
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body) const {
     if (count <= 0) return;
     grain = std::max<std::int64_t>(grain, 1);
-    const std::int64_t most = std::min(size(), (count + grain - 1) / grain);
+    const std::int64_t most = std::min(size(), count / grain + (count % grain != 0 ? 1 : 0));
     if (most <= 1) {
       body(std::int64_t{0}, count);
       return;
@@ -67,6 +69,9 @@ class thread_pool {
          done = shared->done.load(std::memory_order_acquire)) {
       shared->done.wait(done, std::memory_order_acquire);
     }
+#if defined(__cpp_exceptions)
+    if (shared->failed) std::rethrow_exception(shared->error);
+#endif
   }
 
  private:
@@ -77,11 +82,28 @@ class thread_pool {
     std::int64_t step = 1;
     const void* body = nullptr;  // touched only for a piece that is not done
     void (*run)(const void*, std::int64_t, std::int64_t) = nullptr;
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;  // of the first piece that threw: read when all are done
 
-    void help() {
-      for (std::int64_t begin = next.fetch_add(step); begin < count; begin = next.fetch_add(step)) {
-        const std::int64_t end = std::min(begin + step, count);
+    void piece(std::int64_t begin, std::int64_t end) noexcept {
+#if defined(__cpp_exceptions)
+      if (failed) return;
+      try {
         run(body, begin, end);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+#else
+      run(body, begin, end);
+#endif
+    }
+
+    void help() noexcept {
+      // What is added to the end of the numbers is below 0.
+      for (std::int64_t begin = next.fetch_add(step); begin >= 0 && begin < count;
+           begin = next.fetch_add(step)) {
+        const std::int64_t end = begin + std::min(step, count - begin);
+        piece(begin, end);
         if (done.fetch_add(end - begin, std::memory_order_acq_rel) + (end - begin) == count) {
           done.notify_all();
         }

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _identity
+from . import _core, _identity, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
@@ -19,7 +19,7 @@ from ._native_function import (
     result_types,
     select,
 )
-from ._signature import Parameter, Signature
+from ._signature import MISSING, Parameter, Signature
 from .errors import SignatureError
 
 Types = Sequence[tuple[str, Sequence[int]]]
@@ -111,7 +111,7 @@ def _value(name: str, p: Parameter, value: Any) -> Argument:
     return "value", dtype.name in ("float32", "float64"), 0, int.from_bytes(raw, "little")
 
 
-def check_parameters(what: str, signature: Signature, kinds: str) -> None:
+def check_parameters(what: str, signature: Signature) -> None:
     for p in signature.parameters:
         if p.is_array and p.dtype is None:
             raise SignatureError(f"{what}: {p}: the dtype of an array has to be said")
@@ -126,9 +126,14 @@ def check_parameters(what: str, signature: Signature, kinds: str) -> None:
         if (
             p.role == "attribute"
             and p.form == "scalar"
-            and np.dtype(str(p.dtype)).kind not in kinds
+            and np.dtype(str(p.dtype)).kind not in "biuf"
         ):
             raise SignatureError(f"{what}: {p}: it is not passed by value; take an array")
+        if p.default is not MISSING:
+            try:
+                _static_values.normalize(what, p, p.default)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise SignatureError(f"{error}: it is the default") from error
     for p in signature.results:
         if p.shape is None or "*" in p.shape:
             raise SignatureError(f"{what}: {p}: the shape of a result has to be said")
@@ -145,6 +150,12 @@ def signature_of(what: str, signature: Any) -> Signature:
 
 def function_of(callee: ShapedCallee, doc: str) -> NativeFunction:
     def declared(*operands: Any, **attributes: Any) -> Any:
+        for p in callee.signature.attributes:
+            if p.form == "string" and "\0" in attributes[p.name]:
+                raise ValueError(
+                    f"{callee.name}: argument {p.name!r} is {attributes[p.name]!r}; C ends a text at "
+                    f"its first zero"
+                )
         types = callee.result_types(operands, attributes)
         return one_or_all([jax.ShapeDtypeStruct(s, d) for s, d in types])
 
@@ -255,7 +266,7 @@ def bind(
     """
     shown = name or getattr(function, "__name__", None) or "bound"
     parsed = signature_of("bind", signature)
-    check_parameters("bind", parsed, "biuf")
+    check_parameters("bind", parsed)
     for p in parsed.attributes:
         if p.dtype in ("float16", "bfloat16") or (p.dtype or "").startswith(("float8", "float4")):
             raise SignatureError(f"bind: {p}: C passes no such number; take float32")

@@ -27,6 +27,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax as _jax_lib
+from jax._src.lib.mlir import ir as _ir
 from jax._src.state import types as _state_types
 
 T = TypeVar("T")
@@ -402,6 +403,16 @@ def on_explicit_axes(ctx: Any, value: Any, aval: Any) -> Any:
 
 
 # ---- memory of others, and JAX's for others ------------------------------------------------------
+
+
+def ffi_attribute(value: Any) -> Any:
+    """An attribute for `jax.ffi`, which takes no uint64 that is above what an int64 holds."""
+    if isinstance(value, dict):
+        return {k: ffi_attribute(v) for k, v in value.items()}
+    if isinstance(value, np.uint64) and value > np.iinfo(np.int64).max:
+        return _ir.Attribute.parse(f"{value} : ui64")
+    return value
+
 
 _import_parameters: str = _jaxlib.dlpack_managed_tensor_to_buffer.__doc__ or ""
 _import_takes_copy = "copy" in _import_parameters  # 0.8.3 and later

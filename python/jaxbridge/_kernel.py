@@ -2,6 +2,8 @@
 """`cuda_kernel`: CUDA kernels, launched from C++ on XLA's stream."""
 
 import hashlib
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +66,10 @@ class _KernelCallee(ShapedCallee):
         shared = self.shared
         if isinstance(shared, str):
             shared = _signature.evaluate(shared, self._lengths(site)[2])
+        try:
+            shared = operator.index(shared)
+        except TypeError:
+            raise TypeError(f"{self.name}: shared is {shared!r}; expected bytes") from None
         if not 0 <= shared < 2**31:
             raise ValueError(f"{self.name}: shared is {shared} bytes; expected 0 up to 2 GiB")
         if self.code.convention == "numba":
@@ -81,15 +87,28 @@ class _KernelCallee(ShapedCallee):
 
     def _shape_of(self, what: str, shape: Shape, site: CallSite) -> tuple[int, int, int]:
         operands, attributes, lengths = self._lengths(site)
-        given = shape(*operands, **attributes) if callable(shape) else shape
-        many = (given,) if isinstance(given, (int, str, np.integer)) else tuple(given)
-        out = [int(_signature.evaluate(e, lengths)) if isinstance(e, str) else int(e) for e in many]
-        lowest, highest = (0, 2**31 - 1) if what == "grid" else (1, 1024)
-        if not 1 <= len(out) <= 3 or not all(lowest <= n <= highest for n in out):
+        given: Any = shape(*operands, **attributes) if callable(shape) else shape
+        try:
+            many = (given,) if np.ndim(given) == 0 else tuple(given)
+            out = [
+                operator.index(_signature.evaluate(e, lengths) if isinstance(e, str) else e)
+                for e in many
+            ]
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: {what} is {given!r}; expected one to three integers, or expressions of "
+                f"lengths"
+            ) from None
+        lowest, *highest = (0, 2**31 - 1, 65535, 65535) if what == "grid" else (1, 1024, 1024, 64)
+        if not 1 <= len(out) <= 3 or not all(
+            lowest <= n <= most for n, most in zip(out, highest, strict=False)
+        ):
             raise ValueError(
                 f"{self.name}: {what} is {tuple(out)}; expected one to three numbers from {lowest} to "
-                f"{highest}"
+                f"{highest[0]}, {highest[1]} and {highest[2]}"
             )
+        if what == "block" and math.prod(out) > 1024:
+            raise ValueError(f"{self.name}: block is {tuple(out)}, of more than 1024 threads")
         x, y, z = (*out, 1, 1)[:3]
         return x, y, z
 
@@ -157,11 +176,15 @@ def cuda_kernel(
         TypeError: `code` is no code.
     """
     parsed = signature_of("cuda_kernel", signature)
-    check_parameters("cuda_kernel", parsed, "biufV")
+    check_parameters("cuda_kernel", parsed)
     if parsed.of("stream") or any(p.form == "string" for p in parsed.attributes):
         raise SignatureError("cuda_kernel: a kernel gets no stream, and no strings")
     if parsed.returns != "void":
         raise SignatureError("cuda_kernel: a kernel returns nothing")
+    if isinstance(options, str):
+        raise TypeError(f"cuda_kernel: options is {options!r}; expected a list of texts")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"cuda_kernel: the kernel's name is {name!r}; expected a text")
     found = _device_code.of(code, name, parsed, tuple(options))
     chosen = {
         "inout": parsed.in_place or None,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _lowering, _static_values
+from . import _core, _lowering, _results, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
@@ -90,6 +90,8 @@ class _LibraryCallee(SignedCallee):
             if callable(given) and not isinstance(given, jax.ShapeDtypeStruct):
                 given = given(*operands, **attributes)
             leaves = jax.tree.leaves(given)
+            for leaf in leaves:
+                _results.shape_and_dtype(self.name, leaf)
             if len(leaves) != visible:
                 raise TypeError(
                     f"{self.name}: result_shape_dtypes has {len(leaves)} arrays, and the function "
@@ -315,7 +317,11 @@ def load(
         ImportError: it cannot be opened, is no library of jaxbridge functions, or says things of itself
             that cannot be.
     """
-    file = os.path.realpath(os.fspath(path))
+    file = os.path.realpath(os.fsdecode(path))
+    try:
+        file.encode()
+    except UnicodeEncodeError as error:
+        raise ImportError(f"{file!r}: the path is not in UTF-8") from error
     with open(file, "rb") as f:
         content = hashlib.file_digest(f, "sha256").hexdigest()
     name = os.path.basename(file).split(".")[0].removeprefix("lib")
@@ -325,17 +331,27 @@ def load(
             try:
                 exports = _core.open_library(_to_open(file, content))
             except ValueError as error:
+                if _is_mapped(file):
+                    _opened_paths.add(file)
                 raise ImportError(f"{file}: {error}") from error
             _opened[name, content] = exports
             _opened_paths.add(file)
     return Library(file, name, content, exports, results=results, vmap_method=vmap_method)
 
 
+def _is_mapped(file: str) -> bool:
+    """Whether the loader has it, whoever opened it: as the kernel names it, with " (deleted)" behind
+    the name of a file that is another one now.
+    """
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        return any(line.endswith(f" {file}\n") for line in maps)
+
+
 def _to_open(file: str, content: str) -> str:
     """The path for the loader, which knows files by their place: a library that was built again, and
     written into the file that is open, is opened as a copy.
     """
-    if file not in _opened_paths:
+    if file not in _opened_paths and not _is_mapped(f"{file} (deleted)"):
         return file
     copies = tempfile.mkdtemp(prefix="jaxbridge-")
     _copies.append(copies)

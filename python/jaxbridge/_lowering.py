@@ -169,7 +169,8 @@ def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> A
     )
     hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
     own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
-    return rule(own, *operands, **target.attributes)[: len(ctx.avals_out)]
+    attributes = {k: _compat.ffi_attribute(v) for k, v in target.attributes.items()}
+    return rule(own, *operands, **attributes)[: len(ctx.avals_out)]
 
 
 def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list[Any]:

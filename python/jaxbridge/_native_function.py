@@ -176,7 +176,10 @@ class NativeFunction(Function[..., Any]):
                 )
             operands.append(x if _compat.is_ref(x) else jnp.asarray(x))
         avals = [_aval(x) for x in operands]
-        self.select(avals)
+        signature = self.select(avals)
+        reason = signature.computed_mismatch(avals, signature.lengths(avals, attributes))
+        if reason is not None:
+            raise TypeError(f"{name}: {reason}")
         return operands, attributes, extra
 
     def _static(self, parameter: str, value: Any) -> Any:

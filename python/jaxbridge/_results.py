@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declared results of a call: `result_shape_dtypes`, called and checked."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,15 @@ def declared(name: str, results: Any, args: Sequence[Any], kwargs: Mapping[str, 
         raise
 
 
+_most = 2**63 - 1
+
+
 def shape_and_dtype(name: str, leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Of one declared result.
 
     Raises:
         TypeError: it has none, or a dtype that JAX does not have.
-        ValueError: a length is negative.
+        ValueError: a length is negative, or too large.
     """
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         hint = (
@@ -56,6 +60,10 @@ def shape_and_dtype(name: str, leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any
         # A symbolic length is none of these, and has its own checks.
         if isinstance(length, (int, np.integer)) and length < 0:
             raise ValueError(f"{_hold(name, leaf)}, which has a negative length, {length}")
+    # What XLA counts with.
+    known = [int(n) for n in shape if isinstance(n, (int, np.integer))]
+    if max(known, default=0) > _most or (0 not in known and math.prod(known) > _most):
+        raise ValueError(f"{_hold(name, leaf)}, which has more elements than an int64 can count")
     if not dtype.isnative:
         raise TypeError(
             f"{name}: a result is declared with another byte order ({dtype.str}), and JAX has the "

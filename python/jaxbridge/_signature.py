@@ -8,6 +8,7 @@ A signature is a list of parameters in the order of the function's own::
 
 import ast
 import dataclasses
+import functools
 import inspect
 import keyword
 import operator
@@ -239,12 +240,30 @@ class Signature:
             if len(x.shape) != len(p.shape):
                 return f"{given}, of rank {len(x.shape)}, expected {_array_text(p)}, of rank {len(p.shape)}"
             for axis, length in zip(p.shape, x.shape, strict=True):
-                if axis.isdigit() and length != int(axis):
-                    return f"{given}, expected {_array_text(p)}"
                 if axis.isidentifier():
                     before, of = lengths.setdefault(axis, (length, p.name))
                     if before != length:
                         return f"{given}, and {axis} is {before} in argument {of!r}: {self}"
+        return self.computed_mismatch(operands, {name: n for name, (n, _) in lengths.items()})
+
+    def computed_mismatch(self, operands: Sequence[Any], lengths: Mapping[str, Any]) -> str | None:
+        """The same, of lengths that are numbers and expressions, as far as `lengths` say them.
+
+        What an attribute is missing for is not compared.
+        """
+        numbers = {p.name for p in self.attributes if p.form == "scalar" and _is_integer(p)}
+        missing = numbers - set(lengths)
+        for p, x in zip(self.operands, operands, strict=True):
+            for axis, length in zip(p.shape or (), x.shape, strict=p.shape is not None):
+                if axis == "*" or axis.isidentifier() or not missing.isdisjoint(_names_in(axis)):
+                    continue
+                given = f"argument {p.name!r} is {_type_text(x)}, expected {_array_text(p)}"
+                try:
+                    wanted = evaluate(axis, lengths)
+                except SignatureError as error:
+                    return f"{given}: {error}"
+                if wanted != length:
+                    return given if axis.isdigit() else f"{given}, where {axis} is {wanted}"
         return None
 
     def lengths(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,6 +404,7 @@ _operators: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
+@functools.lru_cache(1024)
 def _expression(text: str) -> ast.expr:
     if len(text) > 1000:
         raise SignatureError("an expression of a length has more than 1000 characters")
@@ -408,6 +428,10 @@ def _expression(text: str) -> ast.expr:
                 f"{text!r} is no expression of lengths; expected names, numbers, + - * // %, min and max"
             )
     return tree
+
+
+def _names_in(text: str) -> set[str]:
+    return {node.id for node in ast.walk(_expression(text)) if isinstance(node, ast.Name)}
 
 
 def evaluate(text: str, lengths: Mapping[str, Any]) -> Any:

@@ -20,35 +20,67 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
     Raises:
         TypeError: it is of another kind.
         OverflowError: the number does not fit.
+        ValueError: a text that cannot be passed.
     """
     where = f"{function}: argument {p.name!r}"
     if value is None and p.optional:
         return None
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"{where} is static ({p}), and is computed inside the program here; mark it with "
-            f"static_argnames=, or make it a Python value"
-        )
     if p.form == "string":
         if not isinstance(value, str):
+            _refuse_traced(where, value)
             hint = _order if hasattr(value, "dtype") else ""
             raise TypeError(f"{where} is {value!r}, expected a string{hint}")
-        return value
+        return _text(where, value)
     if p.form == "dict":
         if not isinstance(value, Mapping):
+            _refuse_traced(where, value)
             raise TypeError(f"{where} is {value!r}, expected a dictionary")
         return _plain(where, value)
     if p.form == "list":
-        if np.ndim(value) != 1:
+        items = _items(where, value)
+        if items is None:
             raise TypeError(f"{where} is {value!r}, expected a list of {p.dtype}")
-        return tuple(_number(where, str(p.dtype), v) for v in np.asarray(value).tolist())
-    if np.ndim(value) != 0:
-        raise TypeError(f"{where} is an array, expected one {p.dtype}{_order}")
-    return _number(where, str(p.dtype), value.item() if hasattr(value, "item") else value)
+        return tuple(_number(where, str(p.dtype), v) for v in items)
+    return _number(where, str(p.dtype), value)
+
+
+def _refuse_traced(where: str, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{where} is static, and is computed inside the program here; mark it with "
+            f"static_argnames=, or make it a Python value"
+        )
+
+
+def _text(where: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where} is {value!r}, which UTF-8 does not hold") from error
+    return value
+
+
+def _items(where: str, value: Any) -> list[Any] | None:
+    """The items of a list, each as it is: NumPy would give all of them one type."""
+    _refuse_traced(where, value)
+    if isinstance(value, (list, tuple, range)):
+        return None if any(map(_is_array, value)) else list(value)
+    if not hasattr(value, "__array__"):
+        return None
+    array = np.asarray(value)
+    return array.tolist() if array.ndim == 1 else None
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) != 0
 
 
 def _number(where: str, dtype: str, value: Any) -> Any:
     wanted: type
+    _refuse_traced(where, value)
+    if _is_array(value):
+        raise TypeError(f"{where} is an array, expected one {dtype}{_order}")
+    value = value.item() if hasattr(value, "item") else value
     if dtype == "bool":
         if not isinstance(value, bool):
             raise TypeError(f"{where} is {value!r}, expected True or False")
@@ -67,26 +99,39 @@ def _number(where: str, dtype: str, value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{where} is {value!r}, expected a number ({dtype})")
     try:
-        return wanted(value)
+        number = wanted(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} is {value!r}, expected a number ({dtype})") from None
+    except OverflowError:
+        raise OverflowError(f"{where} is an integer that {dtype} does not hold") from None
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(np.asarray(number, dtype)) or not np.isfinite(number)
+    if not fits:
+        raise OverflowError(f"{where} is {value!r}, which {dtype} does not hold")
+    return number
 
 
 def _plain(where: str, value: Any) -> Any:
     """The plain values of a dictionary."""
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{where} has the key {key!r}, expected strings")
+            if not isinstance(key, str) or not key:
+                raise TypeError(f"{where} has the key {key!r}, expected strings with characters")
+            _text(f"{where}: the key", key)
         return {k: _plain(f"{where}[{k!r}]", v) for k, v in value.items()}
-    if isinstance(value, (bool, str)):
+    if isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(where, value)
     if isinstance(value, np.generic):
         return _plain(where, value.item())
-    if isinstance(value, (int, float)):
+    if isinstance(value, int):
+        return _number(where, "int64", value)
+    if isinstance(value, float):
         return value
-    if isinstance(value, (tuple, list, np.ndarray)) and np.ndim(value) == 1:
-        items = [_plain(where, v) for v in value]
+    items = _items(where, value)
+    if items is not None:
+        items = [_plain(where, v) for v in items]
         if all(isinstance(v, (int, float)) for v in items):
             return tuple(items)
     raise TypeError(

@@ -205,3 +205,55 @@ def test_nothing_is_left_of_a_dropped_function(lib):
     jax.clear_caches()
     gc.collect()
     assert _core.registry_size() == before
+
+
+@pytest.mark.parametrize(
+    "shape, text",
+    [
+        ("2 * n, n", r"float32\[5,3\], expected float32\[2 \* n, n\], where 2 \* n is 6"),
+        ("0x10, n", r"float32\[5,3\], expected float32\[0x10, n\], where 0x10 is 16"),
+        ("2 * k, n", r"float32\[5,3\], expected float32\[2 \* k, n\], where 2 \* k is 8"),
+        ("q + 1, n", r"q is neither a length of an argument nor an integer attribute"),
+        ("7 // (n - 3), n", "cannot be computed"),
+    ],
+)
+def test_lengths_of_arguments_that_are_expressions(lib, shape, text):
+    f = jaxbridge.bind(lib.axpy, f"x: float32[{shape}], k: int32, out y: float32[n]")
+    with pytest.raises(TypeError, match=text):
+        jax.eval_shape(lambda x: f(x, k=4), np.zeros((5, 3), np.float32))
+
+
+def test_lengths_of_arguments_that_fit_an_expression(lib):
+    f = jaxbridge.bind(lib.axpy, "x: float32[2 * k + n, n], k: int32, out y: float32[k]")
+    assert jax.eval_shape(lambda x: f(x, k=1), np.zeros((5, 3), np.float32)).shape == (1,)
+
+
+@pytest.mark.parametrize("default", ["int8 = 300", "int32 = 2.5", "float32 = 'q'", "string = 3"])
+def test_defaults_that_are_none(lib, default):
+    with pytest.raises(SignatureError, match="argument 'a' is .*: it is the default"):
+        jaxbridge.bind(lib.axpy, f"x: float32[n], a: {default}, out y: float32[n]")
+
+
+def test_texts_that_c_does_not_take(lib):
+    f = jaxbridge.bind(lib.axpy, "x: float32[n], s: string, out y: float32[n]")
+    x = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="C ends a text at its first zero"):
+        jax.eval_shape(lambda x: f(x, s="a\0b"), x)
+    with pytest.raises(ValueError, match="'s' is .*, which UTF-8 does not hold"):
+        jax.eval_shape(lambda x: f(x, s="\ud800"), x)
+
+
+def test_numbers_that_do_not_fit(lib):
+    f = jaxbridge.bind(lib.axpy, "x: float32[n], a: float32, out y: float32[n]")
+    x = np.zeros(3, np.float32)
+    for number in (1e300, -1e300, 10**400, np.float64(1e39)):
+        with pytest.raises(OverflowError, match="argument .a. is .* float32 does not hold"):
+            jax.eval_shape(lambda x, number=number: f(x, a=number), x)
+    for number in (float("inf"), float("nan"), 3.4e38):
+        assert jax.eval_shape(lambda x, number=number: f(x, a=number), x).shape == (3,)
+
+
+def test_results_that_nothing_can_count(lib):
+    f = jaxbridge.bind(lib.axpy, "x: float32[n], out y: float32[n * 4611686018427387904]")
+    with pytest.raises(ValueError, match="more elements than an int64 can count"):
+        jax.eval_shape(f, np.zeros(3, np.float32))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxbridge
@@ -863,3 +864,12 @@ def test_shards_of_many_devices():
         """,
         devices=3,
     )
+
+
+def test_a_large_uint64_as_an_attribute_of_ffi():
+    assert _compat.ffi_attribute(3) == 3 and _compat.ffi_attribute("text") == "text"
+    with mlir.make_ir_context():
+        big = _compat.ffi_attribute({"n": np.uint64(2**64 - 1)})["n"]
+        assert str(mlir.ir_attribute(big)) == "18446744073709551615 : ui64"
+        small = _compat.ffi_attribute(np.uint64(2**63 - 1))
+        assert str(mlir.ir_attribute(small)) == "9223372036854775807 : ui64"

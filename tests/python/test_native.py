@@ -16,6 +16,7 @@ import pytest
 import jaxbridge
 import jaxbridge.testing
 from native_libraries import built, compiler, sources
+from processes import run
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,9 @@ def test_attributes_arrive(ops):
     np.testing.assert_array_equal(got, expected)
     got = ops.attributes(X[0], False, 0, 0, 0, 0, "", [], [], {}, o=9)
     np.testing.assert_array_equal(got, [0] * 9 + [-1, -1, 9, 1, 11])
+    for u64 in (2**63, 2**64 - 1):
+        got = ops.attributes(X, False, 0, u64, 0, 0, "", [], [], {})
+        assert got[2] == float(u64)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +141,26 @@ def test_wrong_attributes(ops):
         ("d", {"a": object()}, TypeError, "a dictionary holds numbers"),
         ("f", 1j, TypeError, "expected a number"),
         ("o", 2**31, OverflowError, "which int32 does not hold"),
+        ("f", 1e39, OverflowError, "is 1e\\+39, which float32 does not hold"),
+        ("c", 10**400, OverflowError, "an integer that complex128 does not hold"),
+        ("s", "\ud800", ValueError, "which UTF-8 does not hold"),
+        ("l", [1.0, 10**400], OverflowError, "an integer that float64 does not hold"),
+        ("l", [[1.0], [2.0, 3.0]], TypeError, "expected a list of float64"),
+        ("bits", [True, 2], TypeError, "is 2, expected True or False"),
+        ("d", {"a": 2**63}, OverflowError, "which int64 does not hold"),
+        ("d", {"a": [1, -(2**63) - 1]}, OverflowError, "which int64 does not hold"),
+        ("d", {"": 1}, TypeError, "has the key '', expected strings with characters"),
+        ("d", {"a": "\ud800"}, ValueError, "which UTF-8 does not hold"),
+        ("d", {"\ud800": 1}, ValueError, "which UTF-8 does not hold"),
     ]:
         with pytest.raises(error, match=f"argument {name!r}.*{text}"):
             ops.attributes(**{**good, name: value})
-    with pytest.raises(TypeError, match="'i8' is static .* static_argnames="):
+    with pytest.raises(TypeError, match="'i8' is static.* static_argnames="):
         jax.jit(lambda n: ops.attributes(**{**good, "i8": n}))(3)
+    for name in ("l", "d", "s"):
+        with pytest.raises(TypeError, match=f"{name!r}.* is static.* static_argnames="):
+            wrapped = {"l": lambda n: [n, 1.0], "d": lambda n: {"a": n}, "s": lambda n: n}[name]
+            jax.jit(lambda n, name=name, w=wrapped: ops.attributes(**{**good, name: w(n)}))(3)
     with pytest.raises(TypeError, match="missing a required argument: 'b'"):
         ops.attributes(X)
 
@@ -154,6 +173,13 @@ def test_lengths_that_do_not_fit(ops):
 def test_a_shape_function_says_no(ops):
     with pytest.raises(TypeError, match="ops.split: at is 9, of 5"):
         ops.split(np.arange(5.0), 9)
+
+
+def test_results_by_the_caller_that_are_none(ops):
+    with pytest.raises(TypeError, match="expected a pytree of jax.ShapeDtypeStruct"):
+        ops.fill(1.0, result_shape_dtypes=3)
+    with pytest.raises(ValueError, match="more elements than an int64 can count"):
+        ops.fill(1.0, result_shape_dtypes=jax.ShapeDtypeStruct((2**40, 2**40), np.float32))
 
 
 def test_results_by_the_caller(ops):
@@ -183,6 +209,55 @@ def test_results_by_the_caller(ops):
 def test_errors(ops, how, text):
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         ops.fails(X, how)
+
+
+@pytest.fixture(scope="module")
+def edges():
+    return jaxbridge.load(built("edges.cpp", "libedges"))
+
+
+@pytest.mark.parametrize(
+    "how, text",
+    [
+        ("latin1", r"throws: caf\? \?\?\? \U0001f600 \?"),
+        ("null", "throws: an exception without a text"),
+    ],
+)
+def test_errors_whose_text_is_none(edges, how, text):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        edges.throws(X[0], how)
+
+
+def test_errors_on_the_threads():
+    """In a process of its own, as it was the end of it."""
+    run(
+        """
+        import sys, jax, numpy as np, pytest, jaxbridge
+        edges = jaxbridge.load(sys.argv[1])
+        x = np.arange(8000, dtype=np.float32)
+        for bad in (0, 17, 7999, -2):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="add_one: of a piece"):
+                edges.add_one(x, bad=bad)
+            np.testing.assert_array_equal(edges.add_one(x), x + 1)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="nested: of an inner piece"):
+            edges.nested(x, bad=True)
+        """,
+        built("edges.cpp", "libedges"),
+    )
+
+
+@pytest.mark.parametrize("grain", [1, 0, -3, 7, 999, 1000, 2**63 - 1])
+def test_pieces_for_the_threads(edges, grain):
+    x = np.arange(1000, dtype=np.float32)
+    np.testing.assert_array_equal(edges.add_one(x, grain), x + 1)
+    np.testing.assert_array_equal(edges.nested(x), x + 1)
+    assert edges.huge_pieces(x[:1], grain)[0] >= 1
+
+
+def test_parameters_of_an_export(edges):
+    assert edges.quoted(X[0])[0] == 8 and edges.quoted(X[0], n=3, s="")[0] == 3
+    assert edges.many(X[0], *[0] * 34, 9)[0] == 9
+    assert edges.no_results(X[0]) == ()
 
 
 def test_state_is_one_for_each_device(ops):
@@ -344,6 +419,41 @@ def test_a_library_that_is_built_again(tmp_path):
     assert f(np.zeros(1, np.float32)) == 3 and first.version(np.ones(2, np.float32))[0] == 4
     assert jaxbridge.load(path).version is not second.version
     assert jaxbridge.load(path).version.callee.is_same_as(second.version.callee)
+
+
+@pytest.mark.parametrize("by", ["others", "a load that refused it"])
+def test_a_library_that_was_open_before_it_was_built_again(by, tmp_path):
+    """The loader would give the old file."""
+    path = tmp_path / "libversion.so"
+    if by == "others":
+        shutil.copyfile(version(3, tmp_path / "3"), path)
+        ctypes.CDLL(str(path))  # is never closed
+    else:
+        shutil.copyfile(built("liars.c", "liar2", "-DLIE=2"), path)
+        with pytest.raises(ImportError, match="too short"):
+            jaxbridge.load(path)
+    path.unlink()
+    shutil.copyfile(version(4, tmp_path / "4"), path)
+    assert jaxbridge.load(path).version(np.zeros(1, np.float32)) == 4
+
+
+def test_a_library_that_is_cut_short(tmp_path):
+    """In a process of its own, as it was the end of it."""
+    whole = built("liars.c", "whole", "-DLIE=0").read_bytes()
+    for size in (0, 70, 4096, len(whole) // 2, len(whole) - 4000):
+        (tmp_path / f"cut{size}.so").write_bytes(whole[:size])
+    done = run(
+        """
+        import pathlib, sys, jaxbridge
+        for path in sorted(pathlib.Path(sys.argv[1]).glob("cut*.so")):
+            try:
+                jaxbridge.load(path)
+            except ImportError as error:
+                print(path.stat().st_size, error)
+        """,
+        tmp_path,
+    )
+    assert done.stdout.count("the file is cut short") >= 3, done.stdout
 
 
 def test_a_cpu_library_on_cuda(ops):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
+from jaxbridge.errors import SignatureError
 from jaxbridge.testing import external_calls
 from native_libraries import built
 
@@ -29,6 +30,31 @@ def test_a_kernel_on_cuda():
         external_calls(lambda x: f(x[0], x[0], a=2.0), X)
     with pytest.raises(jaxbridge.errors.PlatformError, match="none for cpu"):
         external_calls(lambda x: f(x, x, 2.0), X, platform="cpu")
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        ({"grid": 1.5}, TypeError, "grid is 1.5; expected one to three integers"),
+        ({"grid": (1, 2.5)}, TypeError, r"grid is \(1, 2.5\); expected one to three integers"),
+        ({"grid": lambda x, a: None}, TypeError, "grid is None; expected one to three integers"),
+        ({"grid": (1, 65536)}, ValueError, "0 to 2147483647, 65535 and 65535"),
+        ({"block": (32, 32, 2)}, ValueError, "of more than 1024 threads"),
+        ({"block": (1, 1, 65)}, ValueError, "1 to 1024, 1024 and 64"),
+        ({"shared": 1.5}, TypeError, "shared is 1.5; expected bytes"),
+        ({"options": "-DA"}, TypeError, "expected a list of texts"),
+        ({"name": 3}, TypeError, "the kernel's name is 3; expected a text"),
+        *(
+            ({"signature": f"x: float32[n, m], a: {t}"}, SignatureError, "not passed by value")
+            for t in ("complex64", "complex128", "bfloat16", "int4")
+        ),
+    ],
+)
+def test_kernels_that_cannot_be_launched(change, error, text):
+    how = {"signature": "x: float32[n, m], a: float32", "grid": 1, "block": 1, "name": "k"}
+    with pytest.raises(error, match=text):
+        f = jaxbridge.cuda_kernel(".version 8.0\n", **{**how, **change})
+        external_calls(lambda x: f(x, a=2.0), X)
 
 
 def test_calls_of_a_library_inside_of_control_flow():

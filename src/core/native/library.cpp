@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 namespace jaxbridge::native {
@@ -136,6 +137,32 @@ int collect(dl_phdr_info* info, std::size_t /*size*/, void* out) {
   return 1;
 }
 
+// Whether the file has all that its header names. The loader maps that without a look at the file's
+// length, and what lies behind the end is the end of the process. Other faults it reports itself.
+bool is_whole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const auto size = static_cast<std::uint64_t>(std::max<std::streamoff>(file.tellg(), 0));
+  const auto read_at = [&file](std::uint64_t offset, void* to, std::size_t bytes) {
+    file.seekg(static_cast<std::streamoff>(offset));
+    return static_cast<bool>(
+        file.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes)));
+  };
+  ElfW(Ehdr) header;
+  ElfW(Phdr) segment;
+  if (!read_at(0, &header, sizeof(header)) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+      header.e_phentsize != sizeof(segment)) {
+    return true;
+  }
+  for (std::size_t i = 0; i < header.e_phnum; ++i) {
+    if (!read_at(header.e_phoff + i * sizeof(segment), &segment, sizeof(segment))) return false;
+    if (segment.p_type == PT_LOAD &&
+        (segment.p_offset > size || segment.p_filesz > size - segment.p_offset)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Asks a handler what it is, as the oldest runtime does. XLA would refuse one that gives no answer,
 // before its first backend is there only when that is made: for the whole process.
 bool answers(abi::xla_ffi::handler* h) {
@@ -185,6 +212,11 @@ result<std::vector<function>> read_descriptor(const abi::native::library* descri
 }
 
 result<std::vector<function>> open_library(const std::string& path) {
+  if (!is_whole(path)) {
+    return status(status_code::invalid_argument,
+                  "the file is cut short: it may still be written, or is a part of one; build it "
+                  "again");
+  }
   // NOW: a symbol that is missing is an error here, and not the end of the process at a call.
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
@@ -241,10 +273,11 @@ result<std::vector<array_type>> infer_shapes(const function& f,
   frame.rets = {sizeof(frame.rets), nullptr, 0, nullptr, nullptr};
   frame.attrs = attributes.build();
 
-  std::vector<abi::native::shape> shapes(result_count);
+  // One at least: what the header calls takes the first, wherever there is none.
+  std::vector<abi::native::shape> shapes(std::max<std::size_t>(result_count, 1));
   std::array<char, 1024> message{};
   const std::int32_t code =
-      f.shapes(&frame, shapes.data(), shapes.size(), message.data(), message.size());
+      f.shapes(&frame, shapes.data(), result_count, message.data(), message.size());
   if (code != 0) {
     message.back() = '\0';
     return status(static_cast<status_code>(code > 0 && code <= 16 ? code : 2), message.data());
