@@ -545,6 +545,15 @@ def test_in_place_and_several_results():
     np.testing.assert_array_equal(x, [1, 2])
 
 
+def test_rules_get_arrays_where_jvp_was_given_python_numbers():
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    sine, cosine = (jaxbridge.call(f, lambda x: scalar, out="out") for f in (np.sin, np.cos))
+    sine.defjvp(lambda primals, tangents: (sine(*primals), cosine(*primals) * tangents[0]))
+    out, slope = jax.jvp(sine, (1.0,), (2.0,))
+    np.testing.assert_allclose([out, slope], [np.sin(1), 2 * np.cos(1)], rtol=1e-6)
+    assert jax.linearize(sine, 1.0)[1](2.0) == slope
+
+
 # ---- rules that are wrong ------------------------------------------------------------------------
 
 WRONG = {
