@@ -35,6 +35,7 @@ Tangents = Mapping[int, Any]
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, call: BoundCall, rules: Rules
 ) -> tuple[list[Any], list[Any]]:
+    primals, tangents = _arrays(primals), _arrays(tangents)
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     inexact = [is_inexact(r) for r in call.results]
     if not moving or not any(inexact):
@@ -51,6 +52,11 @@ def _jvp(
     results = mapped(jvp, call.vmaps, [*every, *moving])(*primals, *(tangents[i] for i in moving))
     outs = results[: len(call.results)]
     return outs, _among(outs, inexact, results[len(call.results) :])
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    """`values` for a rule: to a Function that it calls a Python number would be static."""
+    return [jnp.asarray(x) if type(x) in (bool, int, float, complex) else x for x in values]
 
 
 def _among(outs: Sequence[Any], inexact: Sequence[bool], tangents: Sequence[Any]) -> list[Any]:

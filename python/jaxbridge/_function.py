@@ -318,6 +318,8 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
 
         Raises:
             ShardingError: it is no such rule; calls raise it where it does not fit their arrays.
+            TypeError: it is no string.
+            ValueError: the Function has `elementwise=True`, which says it already.
         """
         if self.options.elementwise:
             raise ValueError(

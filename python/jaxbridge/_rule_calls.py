@@ -400,10 +400,14 @@ def _is_float0(x: Any) -> bool:
 def _kind(x: Any) -> str:
     if isinstance(x, (tuple, list)):
         return f"a {type(x).__name__} of {len(x)}"
+    if isinstance(x, (jax.Array, np.ndarray)):
+        return f"an array, {_text(x.shape, x.dtype)}"
     return f"a {type(x).__qualname__}"
 
 
 def _structure(x: Any) -> str:
+    if jax.tree_util.all_leaves([x]):
+        return _kind(x)
     return str(jax.tree.structure(x)).removeprefix("PyTreeDef(").removesuffix(")")
 
 

@@ -204,9 +204,10 @@ def _differentiable(
             return result(*args, **kwargs) if callable(result) else result
         found, random = described(args, kwargs)
         if random and isinstance(fn, torch.Module) and kwargs.get("key") is None:
+            or_else = ", or use mode='eval'" if fn.is_training else ""
             raise ResultError(
                 f"{shown}: it uses random numbers ({', '.join(sorted(random))}), which a function of JAX "
-                f"takes as an argument: pass key=jax.random.key_data(key), or use mode='eval'"
+                f"takes as an argument: pass key=jax.random.key_data(key){or_else}"
             )
         if random and not isinstance(fn, torch.Module):
             raise ResultError(

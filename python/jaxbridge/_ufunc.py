@@ -21,6 +21,7 @@ _libraries = {
     "numpy": {"cpu": "numpy", "cuda": "cupy"},
     "special": {"cpu": "scipy.special", "cuda": "cupyx.scipy.special"},
 }
+_names = "numpy, scipy.special, cupy or cupyx.scipy.special"
 # What they return depends on the precision of the dtype itself: no wider one can stand in for it.
 _of_precision = frozenset(["nextafter", "spacing"])
 
@@ -116,8 +117,7 @@ class Ufunc:
         """
         if len(operands) != self.ufunc.nin:
             raise TypeError(
-                f"{self.name} takes {self.ufunc.nin} arguments, all of them operands; "
-                f"{len(operands)} were given"
+                f"{self.name}: expected {self.ufunc.nin} operands by position, got {len(operands)}"
             )
         taken = [self._take(x, i) for i, x in enumerate(operands)]
         key = tuple(t for _, t in taken), jax.dtypes.canonicalize_dtype(np.float64)
@@ -308,8 +308,8 @@ def _find(ufunc: Any) -> tuple[str, str, np.ufunc]:
     of_numpy = _unwrapped(ufunc)
     if of_numpy is None and type(ufunc).__name__ != "ufunc":  # CuPy's class is called so too
         raise TypeError(
-            f"{ufunc!r} is no ufunc; use jaxbridge.call, which takes any function "
-            f"with a description of its results"
+            f"{ufunc!r} is no ufunc of {_names}. Use jaxbridge.call, which takes any "
+            f"function with a description of its results; one of JAX's needs no bridge"
         )
     for kind, library in _libraries.items():
         module = sys.modules.get(library["cuda" if of_numpy is None else "cpu"])
@@ -327,8 +327,8 @@ def _find(ufunc: Any) -> tuple[str, str, np.ufunc]:
                 )
             return kind, name, of_cpu
     raise TypeError(
-        f"{ufunc!r} is not in {', '.join(m for ms in _libraries.values() for m in ms.values())}; use "
-        f"jaxbridge.call(..., elementwise=True)"
+        f"{ufunc!r} is no ufunc of {_names}. Use jaxbridge.call(..., elementwise=True); one of JAX's "
+        f"needs no bridge"
     )
 
 

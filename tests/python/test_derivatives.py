@@ -545,12 +545,21 @@ def test_in_place_and_several_results():
     np.testing.assert_array_equal(x, [1, 2])
 
 
+def test_rules_get_arrays_where_jvp_was_given_python_numbers():
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    sine, cosine = (jaxbridge.call(f, lambda x: scalar, out="out") for f in (np.sin, np.cos))
+    sine.defjvp(lambda primals, tangents: (sine(*primals), cosine(*primals) * tangents[0]))
+    out, slope = jax.jvp(sine, (1.0,), (2.0,))
+    np.testing.assert_allclose([out, slope], [np.sin(1), 2 * np.cos(1)], rtol=1e-6)
+    assert jax.linearize(sine, 1.0)[1](2.0) == slope
+
+
 # ---- rules that are wrong ------------------------------------------------------------------------
 
 WRONG = {
     "jvp: no pair": (
         lambda f: f.defjvp(lambda p, t: f(*p)),
-        r"wrong: the rule of defjvp returned a .*; expected a pair",
+        r"wrong: the rule of defjvp returned an array, float32\[3\]; expected a pair",
     ),
     "jvp: structure": (
         lambda f: f.defjvp(lambda p, t: ((f(*p),), t[0])),
@@ -575,7 +584,7 @@ WRONG = {
     ),
     "fwd: no pair": (
         lambda f: f.defvjp(lambda x, y: f(x, y), lambda r, ct: (ct, ct)),
-        r"wrong: fwd of defvjp returned a .*; expected a pair",
+        r"wrong: fwd of defvjp returned an array, float32\[3\]; expected a pair",
     ),
     "fwd: shape": (
         lambda f: f.defvjp(lambda x, y: (f(x, y)[0], x), lambda r, ct: (ct, ct)),
@@ -587,7 +596,7 @@ WRONG = {
     ),
     "bwd: no tuple": (
         lambda f: f.defvjp(lambda x, y: (f(x, y), x), lambda r, ct: ct),
-        r"wrong: bwd of defvjp returned a .*; expected a tuple of 2, one cotangent for each",
+        r"wrong: bwd of defvjp returned an array, float32\[3\]; expected a tuple of 2, one cotangent",
     ),
     "bwd: count": (
         lambda f: f.defvjp(lambda x, y: (f(x, y), x), lambda r, ct: (ct,)),
@@ -604,6 +613,10 @@ WRONG = {
     "bwd: other structure": (
         lambda f: f.defvjp(lambda x, y: (f(x, y), x), lambda r, ct: (ct, [ct])),
         r"bwd of defvjp returned for argument 1 \[\*\]; expected .* \{'w': '\*'\}",
+    ),
+    "bwd: no structure": (
+        lambda f: f.defvjp(lambda x, y: (f(x, y), x), lambda r, ct: (ct, ct)),
+        r"returned for argument 1 an array, float32\[3\]; expected .* \{'w': '\*'\}",
     ),
     "transpose: shape": (
         lambda f: f.deflinear(lambda ct, y: ct[:1]),

@@ -108,6 +108,25 @@ def test_abstract_gets_types_and_keywords():
     assert kwargs["n"] == 3 and type(kwargs["w"]) is np.ndarray
 
 
+@pytest.mark.parametrize("got", [None, 3, (X.shape, X.dtype), ((X.shape,),), (3.0, 4.0)])
+def test_what_abstract_has_to_return(got):
+    f = jaxbind.get_linear_call(scale, scale, lambda x, by: got, same)
+    with pytest.raises(
+        TypeError, match=r"scale: abstract returned .*; expected a tuple with \(shape"
+    ):
+        f(X, by=3)
+
+
+def test_an_array_that_is_returned_and_not_written_is_an_error():
+    f = jaxbind.get_linear_call(lambda out, args, _: 2 * args[0], scale, same, same)
+    with pytest.raises(
+        errors.ResultError, match=r"returned an array, float64\[2,3\], although out=0"
+    ):
+        f(X)
+    f = jaxbind.get_linear_call(lambda out, args, _: np.sin(args[0], out=out[0]), None, same, None)
+    np.testing.assert_array_equal(f(X)[0], np.sin(X))
+
+
 def test_an_array_of_jax_by_keyword_is_an_error():
     with pytest.raises(TypeError, match="keyword argument 'by' has an array of JAX's"):
         scaled(X, by=jnp.ones(2))

@@ -377,7 +377,7 @@ def test_what_is_no_operand(x):
             add(x, value)
     with pytest.raises(TypeError, match=r"its value, ref\[\.\.\.\]"):
         add(x, jax.new_ref(x))
-    with pytest.raises(TypeError, match="takes 2 arguments, all of them operands; 3 were given"):
+    with pytest.raises(TypeError, match="numpy.add: expected 2 operands by position, got 3"):
         add(x, x, x)
     with pytest.raises(TypeError, match="out"):
         add(x, x, out=x)
@@ -389,11 +389,14 @@ def test_what_is_no_such_ufunc():
     for value in (np.sum, special.logsumexp, abs, 3, None):
         with pytest.raises(
             TypeError,
-            match=r"is no ufunc; use jaxbridge\.call, which takes any function with a desc",
+            match=r"is no ufunc of numpy, .*\. Use jaxbridge\.call, which takes any function with a d",
         ):
             from_ufunc(value)
-    with pytest.raises(TypeError, match=r"is not in numpy, cupy, scipy\.special"):
+    with pytest.raises(TypeError, match=r"is no ufunc of numpy.*call\(\.\.\., elementwise=True\)"):
         from_ufunc(np.frompyfunc(abs, 1, 1))
+    for value in (jax.numpy.sin, jax.numpy.add):
+        with pytest.raises(TypeError, match="is no ufunc of numpy.*one of JAX's needs no bridge"):
+            from_ufunc(value)
     with pytest.raises(TypeError, match="is a JAX function already"):
         from_ufunc(from_ufunc(np.add))
 
@@ -436,7 +439,7 @@ def test_a_ufunc_of_cupy_is_that_of_numpy(cupy, x):
     np.testing.assert_array_equal(from_ufunc(cupy.numpy.add)(x, x), x + x)
     with pytest.raises(TypeError, match="numpy has no ufunc 'only_here'"):
         from_ufunc(cupy.numpy.only_here)
-    with pytest.raises(TypeError, match="is not in numpy, cupy"):
+    with pytest.raises(TypeError, match="is no ufunc of numpy, "):
         from_ufunc(ufunc("cupy_other"))
 
 

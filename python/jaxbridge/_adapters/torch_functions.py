@@ -188,7 +188,7 @@ class Module:
 
     def __init__(self, module: Any, training: bool) -> None:
         self._module = _without_memory(copy.deepcopy(module)).train(training)
-        self._training = training
+        self.is_training = training
         self._of_thread = threading.local()
 
     def __call__(self, params: Any, *args: Any, key: Any = None, **kwargs: Any) -> Any:
@@ -197,12 +197,12 @@ class Module:
             module = self._of_thread.module = self._copy()
         # They have no derivative, and some functions insist on that.
         buffers = {name: b.detach() for name, b in params["buffers"].items()}
-        if self._training:  # they are updated
+        if self.is_training:  # they are updated
             buffers = {name: b.clone() for name, b in buffers.items()}
         state = {**params["parameters"], **buffers}
         with _seeded(key):
             out = torch.func.functional_call(module, state, args, kwargs)
-        if not self._training:
+        if not self.is_training:
             return out
         return out, {name: state[name] for name in buffers}
 

@@ -35,7 +35,7 @@ def get_linear_call(
             each of its arguments by itself: for each argument the transpose in it, which gets the other
             arguments and the cotangents, or None.
         abstract: `abstract(*args, **kwargs)` with `jax.ShapeDtypeStruct` in place of arrays returns
-            (shape, dtype) for each result.
+            (shape, dtype) for each result, in a tuple: `((x.shape, x.dtype),)`.
         abstract_T: the same for `f_T`; a tuple where that is one.
         first_n_args_fixed: how many of the first arguments it is not linear in, and has no derivative in.
         func_can_batch: under vmap `f`, `f_T` and their `abstract`s get whole batches, and the keyword
@@ -75,7 +75,7 @@ def get_nonlinear_call(
         f_derivative: its Jacobian times tangents, and its transposed Jacobian times cotangents: called as
             `f` is with all arguments and the tangents of those that are not fixed, or the cotangents of
             the results.
-        abstract: as in `get_linear_call`, of `f` and of the first.
+        abstract: as in `get_linear_call`, of `f` and of the first, each with its arguments.
         abstract_reverse: the same, of the second.
         first_n_args_fixed: how many of the first arguments have no derivative.
         func_can_batch: as in `get_linear_call`.

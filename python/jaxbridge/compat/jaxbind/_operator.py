@@ -78,19 +78,19 @@ class Operator:
             function.defvmap(self._batch)
         return function
 
-    def _adapted(self, f: Any) -> Callable[..., None]:
+    def _adapted(self, f: Any) -> Callable[..., Any]:
         """A function in JAXbind's convention in that of jaxbridge, with `out=0`."""
         axes = self.batch_axes
-        work: Callable[..., None]
+        work: Callable[..., Any]
         if self.can_batch:
 
-            def work(out: Any, *args: Any, **kwargs: Any) -> None:
-                f(out, args, {**kwargs, "batch_axes": axes})
+            def work(out: Any, *args: Any, **kwargs: Any) -> Any:
+                return f(out, args, {**kwargs, "batch_axes": axes})
 
         else:
 
-            def work(out: Any, *args: Any, **kwargs: Any) -> None:
-                f(out, args, kwargs)
+            def work(out: Any, *args: Any, **kwargs: Any) -> Any:
+                return f(out, args, kwargs)
 
         work.__name__ = work.__qualname__ = self.name
         return work
@@ -101,7 +101,17 @@ class Operator:
         if self.can_batch:
             own["batch_axes"] = self.batch_axes
         avals = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args)
-        return tuple(self.abstract(*avals, **own))
+        got = self.abstract(*avals, **own)
+        try:
+            described = tuple(got)
+            for shape, dtype, *_ in described:
+                jax.ShapeDtypeStruct(shape, dtype)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{self.name}: abstract returned {got!r}; expected a tuple with (shape, dtype) for each "
+                f"result, as ((x.shape, x.dtype),)"
+            ) from None
+        return described
 
     def results(self, *args: Any, **kwargs: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct(d[0], d[1]) for d in self.described(args, kwargs))
