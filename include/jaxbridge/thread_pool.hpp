@@ -70,7 +70,8 @@ class thread_pool {
       shared->done.wait(done, std::memory_order_acquire);
     }
 #if defined(__cpp_exceptions)
-    if (shared->failed) std::rethrow_exception(shared->error);
+    // Taken from it, as a task that comes later may be the last to have `shared`.
+    if (shared->failed) std::rethrow_exception(std::exchange(shared->error, nullptr));
 #endif
   }
 

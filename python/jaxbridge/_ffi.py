@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _lowering, _options, _primitive, _rules
+from . import _compat, _lowering, _options, _primitive, _rules, _static_values
 from ._call_site import CallSite
 from ._errors import PlatformError
 from ._function import Function
@@ -54,9 +54,16 @@ def _ffi_static(name: str, key: str, value: Any) -> Any:
             f"{name}: {key!r} is passed by keyword, so it is an attribute and has to be a value; "
             f"arrays are passed by position"
         )
+    where = f"{name}: the attribute {key!r}"
     if isinstance(value, Mapping):
+        for k in value:
+            _static_values.check_key(where, k)
         return {k: _ffi_static(name, k, v) for k, v in value.items()}
-    if isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic):
+    if type(value) is str:
+        return _static_values.text(where, value)
+    if type(value) is int:
+        return _static_values.number(where, "int64", value)
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return value
     if isinstance(value, (np.generic, np.ndarray, jax.Array, list, tuple)):
         array = np.asarray(value)

@@ -30,7 +30,7 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
             _refuse_traced(where, value)
             hint = _order if hasattr(value, "dtype") else ""
             raise TypeError(f"{where} is {value!r}, expected a string{hint}")
-        return _text(where, value)
+        return text(where, value)
     if p.form == "dict":
         if not isinstance(value, Mapping):
             _refuse_traced(where, value)
@@ -40,8 +40,8 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
         items = _items(where, value)
         if items is None:
             raise TypeError(f"{where} is {value!r}, expected a list of {p.dtype}")
-        return tuple(_number(where, str(p.dtype), v) for v in items)
-    return _number(where, str(p.dtype), value)
+        return tuple(number(where, str(p.dtype), v) for v in items)
+    return number(where, str(p.dtype), value)
 
 
 def _refuse_traced(where: str, value: Any) -> None:
@@ -52,7 +52,13 @@ def _refuse_traced(where: str, value: Any) -> None:
         )
 
 
-def _text(where: str, value: str) -> str:
+def check_key(where: str, key: Any) -> None:
+    if not isinstance(key, str) or not key:
+        raise TypeError(f"{where} has the key {key!r}, expected strings with characters")
+    text(f"{where}: the key", key)
+
+
+def text(where: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -75,7 +81,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) != 0
 
 
-def _number(where: str, dtype: str, value: Any) -> Any:
+def number(where: str, dtype: str, value: Any) -> Any:
     wanted: type
     _refuse_traced(where, value)
     if _is_array(value):
@@ -99,34 +105,32 @@ def _number(where: str, dtype: str, value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{where} is {value!r}, expected a number ({dtype})")
     try:
-        number = wanted(value)
+        found = wanted(value)
     except (TypeError, ValueError):
         raise TypeError(f"{where} is {value!r}, expected a number ({dtype})") from None
     except OverflowError:
         raise OverflowError(f"{where} is an integer that {dtype} does not hold") from None
     with np.errstate(over="ignore"):
-        fits = np.isfinite(np.asarray(number, dtype)) or not np.isfinite(number)
+        fits = np.isfinite(np.asarray(found, dtype)) or not np.isfinite(found)
     if not fits:
         raise OverflowError(f"{where} is {value!r}, which {dtype} does not hold")
-    return number
+    return found
 
 
 def _plain(where: str, value: Any) -> Any:
     """The plain values of a dictionary."""
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str) or not key:
-                raise TypeError(f"{where} has the key {key!r}, expected strings with characters")
-            _text(f"{where}: the key", key)
+            check_key(where, key)
         return {k: _plain(f"{where}[{k!r}]", v) for k, v in value.items()}
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(where, value)
+        return text(where, value)
     if isinstance(value, np.generic):
         return _plain(where, value.item())
     if isinstance(value, int):
-        return _number(where, "int64", value)
+        return number(where, "int64", value)
     if isinstance(value, float):
         return value
     items = _items(where, value)

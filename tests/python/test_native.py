@@ -564,6 +564,22 @@ def test_ffi():
         jaxbridge.ffi("", None)
 
 
+@pytest.mark.parametrize(
+    "value, error, text",
+    [
+        (2**63, OverflowError, "which int64 does not hold"),
+        ("\ud800", ValueError, "which UTF-8 does not hold"),
+        ({"": 1}, TypeError, "has the key '', expected strings"),
+        ({1: 1}, TypeError, "has the key 1, expected strings"),
+        ({"a": 2**63}, OverflowError, "which int64 does not hold"),
+    ],
+)
+def test_ffi_attributes_that_are_none(value, error, text):
+    f = jaxbridge.ffi("nobody registered it", lambda x, **_: x)
+    with pytest.raises(error, match=text):
+        jax.eval_shape(lambda x: f(x, a=value), X)
+
+
 def test_ffi_attributes():
     ops = jaxbridge.load(built("ops.cpp", "libops"))
     handler = ctypes.CDLL(ops.path).jaxbridge_ffi_attributes_cpu
