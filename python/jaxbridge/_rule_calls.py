@@ -5,7 +5,6 @@ A rule gets the arguments as the Function was called with them: those by positio
 those by keyword by keyword.
 """
 
-import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +26,20 @@ if TYPE_CHECKING:
 
 
 # The vmap method of the Function whose rule is running, for the Functions that it calls. Only a loop is
-# right for every function.
-_method: contextvars.ContextVar[str | None] = contextvars.ContextVar("vmap_method", default=None)
+# right for every function. JAX traces again what a rule calls in jit where this differs.
+_method = jax.make_user_context(None)
 
 
 def inherited_method() -> str | None:
     """How to batch a call that the rule which runs now makes, where its Function does not say."""
-    return _method.get()
+    method: str | None = _method.value
+    return method
 
 
 def _ask(call: "BoundCall", rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_loop = call.vmap_method in ("sequential", "sequential_unrolled")
-    token = _method.set(call.vmap_method if is_loop else None)
-    try:
+    with _method(call.vmap_method if is_loop else None):
         return rule(*args, **kwargs)
-    finally:
-        _method.reset(token)
 
 
 # ---- a call's arguments --------------------------------------------------------------------------
