@@ -100,6 +100,14 @@ def explicit_spec(aval: Any) -> tuple[Any, ...]:
     return tuple(getattr(spec, "partitions", None) or spec)
 
 
+def as_on_explicit_axes(x: Any, aval: Any) -> Any:
+    """`x` as `aval` lies on explicit axes, if each device has the whole of it: nothing is moved."""
+    spec = explicit_spec(aval)
+    if not any(spec) or any(explicit_spec(jax.typeof(x))):
+        return x
+    return jax.sharding.reshard(x, jax.sharding.PartitionSpec(*spec))
+
+
 def result_aval(
     shape: tuple[int, ...], dtype: Any, operands: Sequence[Any], spec: Sequence[Any] = ()
 ) -> Any:

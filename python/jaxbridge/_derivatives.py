@@ -196,7 +196,7 @@ def _transposed(
     got = fun(*(operands[i] for i in others), *cts)
     for i, ct in zip(linear_in, got, strict=True):
         if i in undefined and ct is not None:
-            found[i] = ct
+            found[i] = _compat.as_on_explicit_axes(ct, operands[i].aval)
     return found
 
 

@@ -5,7 +5,6 @@ A rule gets the arguments as the Function was called with them: those by positio
 those by keyword by keyword.
 """
 
-import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +26,20 @@ if TYPE_CHECKING:
 
 
 # The vmap method of the Function whose rule is running, for the Functions that it calls. Only a loop is
-# right for every function.
-_method: contextvars.ContextVar[str | None] = contextvars.ContextVar("vmap_method", default=None)
+# right for every function. JAX traces again what a rule calls in jit where this differs.
+_method = jax.make_user_context(None)
 
 
 def inherited_method() -> str | None:
     """How to batch a call that the rule which runs now makes, where its Function does not say."""
-    return _method.get()
+    method: str | None = _method.value
+    return method
 
 
 def _ask(call: "BoundCall", rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_loop = call.vmap_method in ("sequential", "sequential_unrolled")
-    token = _method.set(call.vmap_method if is_loop else None)
-    try:
+    with _method(call.vmap_method if is_loop else None):
         return rule(*args, **kwargs)
-    finally:
-        _method.reset(token)
 
 
 # ---- a call's arguments --------------------------------------------------------------------------
@@ -114,7 +111,7 @@ def run_jvp(
             return SymbolicZero(aval)
         if aval.dtype == jax.dtypes.float0:
             return np.zeros(aval.shape, aval.dtype)
-        return jnp.zeros(aval.shape, aval.dtype)
+        return jnp.zeros_like(x)
 
     full = [tangents[i] if i in tangents else zero(x) for i, x in enumerate(primals)]
     args, kwargs = call.site.arguments.fill(primals)
@@ -125,7 +122,7 @@ def run_jvp(
             f"their tangents"
         )
     results = _results(call, out[0], "the rule of defjvp")
-    return vary(results, primals), vary(_tangents(call, out[1]), primals)
+    return vary(results, primals), vary(_tangents(call, out[1], results), primals)
 
 
 def run_fwd(call: "BoundCall", rules: Rules, primals: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -265,14 +262,14 @@ def _cotangent(call: "BoundCall", operand: int, leaf: Any, who: str) -> Any:
     return _array(call, leaf, shape, dtype, what, DerivativeError)
 
 
-def _tangents(call: "BoundCall", tree: Any) -> list[Any]:
+def _tangents(call: "BoundCall", tree: Any, outs: Sequence[Any]) -> list[Any]:
     """The tangents of the inexact results."""
     if tree is None:
         leaves: list[Any] = [None] * len(call.results)
     else:
         leaves = _flattened(call, tree, "the rule of defjvp", "tangents", DerivativeError)
     tangents = []
-    for position, (leaf, result) in enumerate(zip(leaves, call.results, strict=True)):
+    for position, (leaf, out, result) in enumerate(zip(leaves, outs, call.results, strict=True)):
         is_zero = leaf is None or isinstance(leaf, SymbolicZero) or _is_float0(leaf)
         what = f"the rule of defjvp returned for the tangent of {_result(call, position)}"
         if not is_inexact(result):
@@ -282,7 +279,7 @@ def _tangents(call: "BoundCall", tree: Any) -> list[Any]:
                     f"derivative: return None there"
                 )
         elif is_zero:
-            tangents.append(jnp.zeros(*result))
+            tangents.append(jnp.zeros_like(out))
         else:
             tangents.append(_array(call, leaf, *result, what, DerivativeError))
     return tangents

@@ -225,8 +225,9 @@ def _from_the_end(shapes: Sequence[Shape]) -> Names:
 
 
 def _with_batch_axes(names: Names, shapes: Sequence[Shape]) -> Names:
+    # Names that no rule can have.
     return tuple(
-        (*(f"batch{i}" for i in range(len(s) - len(a))), *a)
+        (*(f"batch {i}" for i in range(len(s) - len(a))), *a)
         for a, s in zip(names, shapes, strict=True)
     )
 

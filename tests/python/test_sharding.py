@@ -360,6 +360,20 @@ def test_batch_axes_and_a_rule(method):
     check(f, watched, [x], batch.transpose(1, 2, 0, 3).sum(-1), ((2, 8, 1, 2),))
 
 
+@pytest.mark.parametrize("rule", ["batch0 column -> batch0 kept", "row batch0 -> row kept"])
+def test_a_name_in_a_rule_is_never_that_of_a_batch_axis(mesh, rule):
+    def normalized(x):
+        return x / x.sum(-1, keepdims=True)
+
+    watched = Watched(normalized)
+    f = jaxbridge.call(watched, lambda x: x, vmap_method="broadcast_all")
+    f.defsharding(rule)
+    x = np.random.default_rng(0).uniform(1, 2, (8, 8, 8)).astype(np.float32)
+    y = jax.jit(jax.vmap(f))(put(x, "a", "b", mesh=mesh))
+    np.testing.assert_allclose(y, normalized(x), rtol=1e-5)
+    assert set(watched.shapes) == {((2, 4, 8),)}
+
+
 def test_a_batched_function_without_vmap_keeps_its_rule():
     watched = Watched(lambda x: x.sum(-1))
     f = jaxbridge.call(watched, row_sums, vmap_method="batched")
@@ -648,6 +662,27 @@ def test_derivatives_on_explicit_axes(explicit):
     g = jax.jit(jax.grad(lambda x: (sin(x) ** 2).sum()))(x)
     np.testing.assert_allclose(g, 2 * np.sin(X) * np.cos(X), rtol=1e-5, atol=1e-6)
     assert jax.typeof(g).sharding.spec == P("a", "b")
+
+
+@pytest.mark.parametrize("kind", ["jvp", "linear"])
+def test_a_zero_of_a_rule_lies_on_explicit_axes(explicit, kind):
+    f = jaxbridge.call(lambda x, y: 2 * x, like, elementwise=True)
+    if kind == "jvp":
+        f.defjvp(lambda primals, tangents: (f(*primals), None))
+    else:
+        f.deflinear(lambda ct: (2 * ct, None), (0, 1))
+    x = put(X, "a", "b", mesh=explicit)
+
+    @jax.jit
+    def program(x, y):
+        tangent = jax.jvp(lambda y: f(jax.lax.stop_gradient(x), y), (y,), (y,))[1]
+        return tangent, jax.grad(lambda x, y: f(x, y).sum(), (0, 1))(x, y)
+
+    tangent, (of_x, of_y) = program(x, x)
+    for zero in (tangent, of_y):
+        np.testing.assert_array_equal(zero, np.zeros_like(X))
+        assert zero.sharding.is_equivalent_to(x.sharding, 2)
+    np.testing.assert_array_equal(of_x, np.full_like(X, 0 if kind == "jvp" else 2))
 
 
 def test_a_mesh_with_axes_of_both_kinds():

@@ -239,6 +239,9 @@ def test_what_it_holds_ends_with_it():
 # ---- modules -------------------------------------------------------------------------------------
 
 
+X4 = np.random.default_rng(0).standard_normal((3, 4), np.float32)
+
+
 def network(dropout=0.0):
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -366,6 +369,50 @@ def test_dropout_takes_a_key():
     # Without it in eval mode.
     g, params = jaxbridge.torch_module(network(0.5))
     np.testing.assert_array_equal(g(params, INPUT), g(params, INPUT))
+
+
+def test_attention_without_dropout_is_not_random():
+    module = torch.nn.TransformerEncoderLayer(4, 2, 8)
+    f, params = jaxbridge.torch_module(module)
+    gradient = jax.grad(lambda p: (f(p, X4) ** 2).sum())(params)["parameters"]
+    (module.eval()(torch.tensor(X4)) ** 2).sum().backward()
+    for name, p in module.named_parameters():
+        np.testing.assert_allclose(gradient[name], p.grad, rtol=1e-3, atol=1e-5)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    g = jaxbridge.torch_function(lambda x, p: attention(x, x, x, dropout_p=p))
+    x = jnp.asarray(X4)[None, None]
+    assert g(x, 0.0).shape == x.shape
+    with pytest.raises(errors.ResultError, match="random numbers"):
+        g(x, 0.5)
+
+
+class Cached(torch.nn.Module):
+    """Keeps what it computes, and its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.waves = None
+
+    def forward(self, x):
+        if self.waves is None:
+            self.waves = torch.cos(torch.arange(x.shape[-1]))
+        self.used = self.weight
+        self.register_buffer("seen", x)
+        return x * self.waves * self.weight
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.LSTM(2, 3), lambda: torch.nn.GRU(2, 3), Cached])
+def test_what_a_module_keeps_in_its_attributes_is_of_one_call(make):
+    module = make()
+    f, params = jaxbridge.torch_module(module)
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    program = jax.jit(jax.grad(lambda p: sum((y**2).sum() for y in jax.tree.leaves(f(p, x)))))
+    for _ in range(2):
+        gradient = program(params)["parameters"]
+    sum((y**2).sum() for y in jax.tree.leaves(module(torch.tensor(x)))).backward()
+    for name, p in module.named_parameters():
+        np.testing.assert_allclose(gradient[name], p.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_the_module_and_the_function_are_apart():

@@ -165,6 +165,20 @@ SHAPES = {
 }
 
 
+def test_what_a_rule_calls_in_jit_is_batched_by_the_rule_alone():
+    """JAX's cache of what was traced elsewhere does not tell how a call is batched."""
+    cosine = jax.jit(lambda x: external(x))
+    external = jaxbridge.call(np.cos, lambda x: x)
+    f = jaxbridge.call(np.sin, lambda x: x, vmap_method="sequential")
+    f.defjvp(lambda p, t: (f(*p), cosine(*p) * t[0]))
+    x = jnp.arange(3.0)
+    for _ in range(2):
+        cosine(x[0])  # traced where nothing says how
+        np.testing.assert_allclose(jax.vmap(jax.grad(f))(x), np.cos(x), rtol=1e-5)
+        with pytest.raises(errors.BatchingError, match="vmap needs to know how"):
+            jax.vmap(cosine)(x)
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_what_the_function_gets(how):
     shapes = []

@@ -103,9 +103,21 @@ class _Watch(TorchDispatchMode):
         self.random: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(
+            func, args, kwargs
+        ):
             self.random.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether all that would be random is a dropout, as in attention, and of a share of zero."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in ("dropout_p", "dropout"):
+            given = args[position] if position < len(args) else argument.default_value
+            return bool(kwargs.get(argument.name, given) == 0)
+    return False
 
 
 def shapes(name: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, set[str]]:
@@ -200,7 +212,7 @@ class Module:
         if self.is_training:  # they are updated
             buffers = {name: b.clone() for name, b in buffers.items()}
         state = {**params["parameters"], **buffers}
-        with _seeded(key):
+        with _seeded(key), _unchanged(module):
             out = torch.func.functional_call(module, state, args, kwargs)
         if not self.is_training:
             return out
@@ -210,6 +222,24 @@ class Module:
         # In a thread without the modes of this one, in which torch would make tensors of other kinds.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             return thread.submit(copy.deepcopy, self._module).result()
+
+
+@contextlib.contextmanager
+def _unchanged(module: Any) -> Iterator[None]:
+    """Takes from a module what a call leaves in its attributes.
+
+    Recurrent ones keep their parameters in a list, others what they compute once: here that is JAX's
+    memory, or without any where only shapes were asked for.
+    """
+    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes, buffers in before:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
 
 def _without_memory(module: Any) -> Any:
