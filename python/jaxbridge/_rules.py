@@ -64,6 +64,11 @@ no_rules = Rules()
 def linear_rules(name: str, transpose: Any, argnums: Any, pass_avals: bool) -> tuple[LinearIn, ...]:
     """What `Function.deflinear` was given, checked."""
     if isinstance(transpose, Mapping):
+        if argnums != 0:
+            raise TypeError(
+                f"{name}: deflinear: argnums={argnums!r} beside a mapping, whose keys say which arguments "
+                f"each transpose is of; leave it out"
+            )
         given = dict(transpose)
     else:
         given = {tuple(argnums) if isinstance(argnums, list) else argnums: transpose}

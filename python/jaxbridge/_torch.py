@@ -3,14 +3,14 @@
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters
+from . import _adapters, _views
 from ._errors import ResultError
 from ._from_external import from_external
 from ._function import Function, call
@@ -48,7 +48,7 @@ def torch_function(
     _torch()
     if not callable(fn):
         raise TypeError(f"torch_function: fn is {fn!r}; expected a function")
-    return _differentiable(fn, result, vmap_method, graph, name, no_gradient=None)
+    return _differentiable(fn, result, vmap_method, graph, name)
 
 
 def torch_module(
@@ -99,7 +99,8 @@ def torch_module(
     fn = torch.Module(module, mode == "train")
     fn.__name__ = fn.__qualname__ = type(module).__qualname__
     fn.__module__ = type(module).__module__
-    f = _differentiable(fn, result, vmap_method, graph, name, no_gradient=_without_buffers)
+    check = functools.partial(_check_params, {kind: set(names) for kind, names in params.items()})
+    f = _differentiable(fn, result, vmap_method, graph, name, _without_buffers, check)
     return f, params
 
 
@@ -116,6 +117,29 @@ def _to_jax(what: str, x: Any) -> Any:
         return jnp.array(np.asarray(from_external(x, copy=True)))
     except TypeError as error:
         raise TypeError(f"torch_module: {what}: {error}") from error
+
+
+def _check_params(expected: Mapping[str, set[str]], name: str, args: Any, kwargs: Any) -> None:
+    """Raises TypeError where a module is not called with its parameters and buffers."""
+    params = args[0] if args else None
+    if not (isinstance(params, Mapping) and params.keys() == expected.keys()):
+        raise TypeError(
+            f"{name}: the first argument is the params that torch_module returned, "
+            f"{{'parameters': {{...}}, 'buffers': {{...}}}}, got {_views.type_name(params)}"
+            + (f" with {sorted(map(str, params))}" if isinstance(params, Mapping) else "")
+        )
+    for kind, names in expected.items():
+        given = set(params[kind])
+        if given != names:
+            said = [f"lacks {n!r}" for n in sorted(names - given)]
+            said += [f"has {n!r}, which the module has not" for n in sorted(given - names)]
+            raise TypeError(f"{name}: params[{kind!r}] {', and '.join(said)}")
+    key = kwargs.get("key")
+    if key is not None and not (getattr(key, "shape", ()) and key.dtype == np.uint32):
+        raise TypeError(
+            f"{name}: key= takes jax.random.key_data(key), an array of uint32, got "
+            f"{_views.type_name(key) if not hasattr(key, 'dtype') else f'{key.dtype}{list(key.shape)}'}"
+        )
 
 
 def _without_buffers(args: Any) -> Any:
@@ -187,11 +211,15 @@ def _differentiable(
     vmap_method: str | None,
     graph: str,
     name: str | None,
-    no_gradient: Callable[[Any], Any] | None,
+    no_gradient: Callable[[Any], Any] | None = None,
+    check: Callable[[str, Any, Any], None] | None = None,
 ) -> Function[..., Any]:
-    """A Function of torch's, with torch's derivatives. `no_gradient` says which arguments have none."""
+    """A Function of torch's, with torch's derivatives.
+
+    `no_gradient` says which arguments have none; `check` raises where the arguments cannot be right.
+    """
     torch = _torch()
-    shown = name or getattr(fn, "__name__", type(fn).__name__)
+    shown = str(name or getattr(fn, "__name__", type(fn).__name__))
 
     known = functools.lru_cache(64)(lambda key: torch.shapes(shown, fn, *key.arguments))
 
@@ -200,6 +228,8 @@ def _differentiable(
         return known(key) if key.is_told else torch.shapes(shown, fn, args, kwargs)
 
     def declared(*args: Any, **kwargs: Any) -> Any:
+        if check is not None:
+            check(shown, args, kwargs)
         if result is not None:
             return result(*args, **kwargs) if callable(result) else result
         found, random = described(args, kwargs)
@@ -223,7 +253,7 @@ def _differentiable(
     @functools.cache
     def reverse() -> Function[..., Any]:
         made = _differentiable(
-            functools.partial(torch.pull_back, fn), _cotangents, method, "off", None, None
+            functools.partial(torch.pull_back, fn), _cotangents, method, "off", None
         )
         made.callee.name = f"{f.name} backward"
         return made
@@ -235,7 +265,7 @@ def _differentiable(
             return outs, [x for x in jax.tree.leaves(outs) if _is_inexact(x)]
 
         made = _differentiable(
-            functools.partial(torch.push_forward, fn), results, method, "off", None, None
+            functools.partial(torch.push_forward, fn), results, method, "off", None
         )
         made.callee.name = f"{f.name} forward"
         return made

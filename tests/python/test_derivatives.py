@@ -359,6 +359,7 @@ def test_fixed_arguments_have_no_derivative():
         (lambda f: f.deflinear(like, ()), r"named by \(\)"),
         (lambda f: f.deflinear({0: like, (0, 1): like}), r"each argument once, got \[0, 0, 1\]"),
         (lambda f: f.deflinear({}), "each argument once"),
+        (lambda f: f.deflinear({0: like, 1: like}, argnums=1), "argnums=1 beside a mapping"),
         (lambda f: f.defjvp(None), "defjvp: rule is None"),
         (lambda f: f.defvjp(like, 1), "defvjp: bwd is 1"),
     ],

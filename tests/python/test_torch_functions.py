@@ -450,6 +450,35 @@ def test_a_module_that_writes_to_its_state_in_eval_mode():
     close(g({**params, "buffers": buffers}, X), (2 * X, {"count": 2.0}))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda p, x: (x,), r"first argument is the params .*got jax"),
+        (lambda p, x: (p["parameters"], x), r"got builtins\.dict with \['0\.bias', '0\.weight'\]"),
+        (lambda p, x: ({"parameters": p["parameters"]}, x), r"with \['parameters'\]"),
+        (
+            lambda p, x: (
+                {**p, "parameters": {"0.weight": p["parameters"]["0.weight"], "w": x}},
+                x,
+            ),
+            r"params\['parameters'\] lacks '0\.bias', and has 'w', which the module has not",
+        ),
+    ],
+    ids=["none", "parameters alone", "no buffers", "other names"],
+)
+def test_a_module_without_its_parameters_is_an_error(arguments, message):
+    f, params = jaxbridge.torch_module(torch.nn.Sequential(torch.nn.Linear(3, 2)))
+    with pytest.raises(TypeError, match=message):
+        f(*arguments(params, jnp.ones(3)))
+
+
+@pytest.mark.parametrize("key", [1, jnp.ones(2)], ids=["number", "floats"])
+def test_a_key_is_an_array_of_numbers(key):
+    f, params = jaxbridge.torch_module(torch.nn.Dropout(0.5), mode="train")
+    with pytest.raises(TypeError, match=r"key= takes jax\.random\.key_data"):
+        f(params, jnp.ones(3), key=key)
+
+
 def test_tied_parameters_and_buffers_that_are_set():
     class Tied(torch.nn.Module):
         def __init__(self):
