@@ -402,14 +402,6 @@ def bounded_cache(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
-def on_explicit_axes(ctx: Any, value: Any, aval: Any) -> Any:
-    """A value of a lowering that lies on the mesh's explicit axes as its type says.
-
-    JAX's own operations say it of each of their results (0.8.0 to 0.12).
-    """
-    return _mlir.lower_with_sharding_in_types(ctx, value, aval)
-
-
 # ---- memory of others, and JAX's for others ------------------------------------------------------
 
 

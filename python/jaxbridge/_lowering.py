@@ -105,7 +105,7 @@ def _over_devices(ctx: Any, outs: Any, axes: _sharding.Axes, takes_parts: bool) 
     if takes_parts:
         _partitioning.make_splittable(outs[0].owner, axes)
     return [
-        _compat.on_explicit_axes(ctx, out, aval)
+        _compat_partitioner.on_explicit_axes(ctx, out, aval)
         for out, aval in zip(outs, ctx.avals_out, strict=True)
     ]
 
