@@ -95,6 +95,8 @@ def _start(
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*places, *filter(None, sys.path)]),
         "JAX_PLATFORMS": "cpu",
+        # Bytecode is told by size and second: of a module that a test writes twice it can be the old one.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "XLA_FLAGS": f"{devices_flag}={devices}",
         **(env or {}),
     }
