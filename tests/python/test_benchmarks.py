@@ -86,6 +86,13 @@ def test_own_costs_leave_out_what_is_called() -> None:
     assert costs == {"jaxbridge::run(int)": 15, "jaxbridge::find(int)": 100}
 
 
+def test_what_stands_for_xla_is_not_counted() -> None:
+    is_ours = script("instructions").is_ours
+    assert is_ours("jaxbridge::v1::dispatch::decode(int)")
+    assert not is_ours("jaxbridge::v1::testing::detail::stream_get(int)")
+    assert not is_ours("fake_xla::run(jaxbridge::v1::status)")
+
+
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
