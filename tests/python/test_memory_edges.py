@@ -291,9 +291,8 @@ def test_an_interrupt_comes_after_the_update():
         after = block.copy()
         _inplace._Kept.end = own
         assert _inplace._in_use == {} and step._memories == {}
-        import time; time.sleep(0.5)
+        while before() is not None: _core.release_unused()  # XLA is done with it
         np.testing.assert_array_equal(block, after)
-        assert before() is None
         block[...] = 0
         step(block)
         print("right")
