@@ -268,7 +268,7 @@ def bind(
     parsed = signature_of("bind", signature)
     check_parameters("bind", parsed)
     for p in parsed.attributes:
-        if p.dtype in ("float16", "bfloat16") or (p.dtype or "").startswith(("float8", "float4")):
+        if p.dtype == "float16":
             raise SignatureError(f"bind: {p}: C passes no such number; take float32")
     where = platform or ("cuda" if parsed.of("stream") else "cpu")
     if where not in ("cpu", "cuda"):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ffi`: a Function of a target that somebody else registered."""
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _lowering, _options, _primitive, _rules, _static_values
+from . import _compat, _lowering, _options, _static_values
 from ._call_site import CallSite
 from ._errors import PlatformError
 from ._function import Function
@@ -80,11 +79,7 @@ class _FfiFunction(Function[..., Any]):
     """A Function of a target that somebody else registered. Made by `ffi`."""
 
     def __init__(self, callee: _FfiCallee, result_shape_dtypes: Any) -> None:
-        _rules.WithRules.__init__(self)
-        self.callee = callee
-        self._results = result_shape_dtypes
-        self._programs = _primitive.Programs()
-        callee.programs = weakref.ref(self._programs)
+        self._begin(callee, result_shape_dtypes)
         self.__name__ = self.__qualname__ = callee.target
         self.__module__ = "jaxbridge.ffi"
         self.__doc__ = f"The FFI target {callee.target!r}."

@@ -66,16 +66,21 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         for f in functions:
             if isinstance(getattr(f, "__func__", f), Function):  # also bound to an instance
                 raise TypeError(f"{f!r} is a jaxbridge Function already; call it directly")
-        self.callee = Callee(fn, framework=framework, options=options, state=state, name=name)
-        self._results = result_shape_dtypes
-        # Weak there: JAX's caches hold the programs' calls, and these the callee.
-        self._programs = _primitive.Programs()
-        self.callee.programs = weakref.ref(self._programs)
-        super().__init__()
+        callee = Callee(fn, framework=framework, options=options, state=state, name=name)
+        self._begin(callee, result_shape_dtypes)
         any_fn = functions[0]
         functools.update_wrapper(self, any_fn, updated=())
         with contextlib.suppress(TypeError, ValueError):  # a builtin can be without one
             self.__signature__ = inspect.signature(any_fn)
+
+    def _begin(self, callee: Callee, results: Any) -> None:
+        """What Functions of every kind begin with."""
+        super().__init__()
+        self.callee = callee
+        self._results = results
+        # Weak there: JAX's caches hold the programs' calls, and these the callee.
+        self._programs = _primitive.Programs()
+        callee.programs = weakref.ref(self._programs)
 
     @property
     def name(self) -> str:

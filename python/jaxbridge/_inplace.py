@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core, _errors, _fence, _imports, _owners, _views
+from . import _compat, _core, _errors, _fence, _imports, _owners, _primitive, _views
 from ._memory import Memory, check_apart
 from ._sharded import Sharded
 
@@ -417,6 +417,9 @@ def _extents_of(x: Any) -> list[tuple[int, int]]:
     return []
 
 
+_numbers = {"nan": "NaN", "inf": "infinity"}
+
+
 def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The program where JAX would run it op by op, or run it again when it finds a NaN.
 
@@ -427,16 +430,12 @@ def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
         nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             out = program(*args, **kwargs)
-            for x in jax.tree.leaves(out):
-                if not jnp.issubdtype(x.dtype, jnp.inexact):
-                    continue
-                for is_bad, what in ((jnp.isnan, nans and "NaN"), (jnp.isinf, infs and "infinity")):
-                    if what and is_bad(x).any():
-                        raise FloatingPointError(
-                            f"inplace: {what} is in what {name} returned; the arrays have been updated. "
-                            f"Call {name} itself with copies of its arguments, and JAX says where it "
-                            f"comes from"
-                        )
+            kind = _primitive.invalid_number(jax.tree.leaves(out), nans, infs)
+        if kind is not None:
+            raise FloatingPointError(
+                f"inplace: {_numbers[kind]} is in what {name} returned; the arrays have been updated. Call "
+                f"{name} itself with copies of its arguments, and JAX says where it comes from"
+            )
         return out
 
     return run

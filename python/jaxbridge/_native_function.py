@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _identity, _options, _primitive, _rules, _signature, _static_values
+from . import _compat, _identity, _options, _signature, _static_values
 from ._call_site import CallSite, Stats
 from ._callee import Callee
 from ._function import Function
@@ -115,12 +115,8 @@ class NativeFunction(Function[..., Any]):
         results: Callable[..., Any],
         doc: str = "",
     ) -> None:
-        _rules.WithRules.__init__(self)
-        self.callee = callee
+        self._begin(callee, results)
         self.signatures = tuple(signatures)
-        self._results = results
-        self._programs = _primitive.Programs()
-        callee.programs = weakref.ref(self._programs)
         self.__name__ = self.__qualname__ = callee.name.rpartition(".")[2]
         self.__module__ = "jaxbridge.native"
         self.__signature__ = self.signatures[0].python()

@@ -169,31 +169,33 @@ def _wait_on_cpu(operands: Sequence[Any]) -> None:
 def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
     if call.vmaps and rules.vmap is not None:
         return _expanded(call, rules)(*operands)
-    call = dataclasses.replace(call, refs=())  # these are values
+    if call.refs:
+        call = dataclasses.replace(call, refs=())  # these are values
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         _wait_on_cpu(operands)
         program = programs_of(call.site.callee).of(call)
-        if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+        nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+        if not (nans or infs):
             return list(program(*operands))
         # Where JAX finds one in the results of a program, it runs the program's operations one by one
         # to tell which it was: it would come here again, for ever.
         with jax.debug_nans(False), jax.debug_infs(False):
             outs = list(program(*operands))
-        _check_numbers(outs, call.name)
+        if (kind := invalid_number(outs, nans, infs)) is not None:
+            raise FloatingPointError(f"invalid value ({kind}) encountered in {call.name}")
         return outs
 
 
-def _check_numbers(outs: Sequence[Any], name: str) -> None:
+def invalid_number(outs: Sequence[Any], nans: bool, infs: bool) -> str | None:
+    """Which of the numbers that are looked for is in an array: "nan", "inf", or None."""
     for out in outs:
         if not jnp.issubdtype(out.dtype, jnp.inexact):
             continue
-        for kind, enabled, find in (
-            ("nan", jax.config.jax_debug_nans, np.isnan),
-            ("inf", jax.config.jax_debug_infs, np.isinf),
-        ):
+        for kind, enabled, find in (("nan", nans, np.isnan), ("inf", infs, np.isinf)):
             if enabled and any(find(np.asarray(s.data)).any() for s in out.addressable_shards):
-                raise FloatingPointError(f"invalid value ({kind}) encountered in {name}")
+                return kind
+    return None
 
 
 call_p.def_impl(_impl)
