@@ -12,19 +12,9 @@ import pytest
 
 import jaxbridge
 from interchange import Only
-from jaxbridge import _compat, _core, _inplace, _memory
+from jaxbridge import _core, _inplace, _memory
+from owned_memory import needs_updates, owned
 from processes import run
-
-needs_updates = pytest.mark.skipif(
-    _compat.jax_version < (0, 8, 3), reason="JAX before 0.8.3 updates a copy of memory of the host"
-)
-
-
-def owned(size: int = 8, dtype: str = "float32") -> np.ndarray:
-    a = jaxbridge.empty((size,), dtype)
-    a[...] = np.arange(size)
-    return a
-
 
 # ---- where JAX does other things -----------------------------------------------------------------
 
