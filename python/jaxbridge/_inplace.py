@@ -171,7 +171,8 @@ class InPlace:
                 kept.end(array, self._stream)
             return aux
         except BaseException as error:
-            # An interrupt comes before the end of the update, which goes on in the memory.
+            # An interrupt comes before the end of the update, which goes on in the memory. If that fails
+            # too, `error` is still what the caller gets.
             with contextlib.suppress(Exception):
                 jax.block_until_ready(updated)
             # What was donated is gone; the next call imports anew.
