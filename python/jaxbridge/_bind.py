@@ -70,12 +70,16 @@ class ShapedCallee(SignedCallee):
             attributes = {}
         return result_types(self.name, self.signature, (), operands, attributes)
 
-    def arguments(self, site: CallSite) -> tuple[list[Argument], list[str]]:
-        """What each parameter gets, and the texts among them."""
+    def _lengths(self, site: CallSite) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Abstract operands, static values, and lengths by name."""
         assert site.types is not None
         operands = [jax.ShapeDtypeStruct(tuple(s), d) for d, s in site.types[0]]
-        attributes = site.arguments.tree[1]
-        lengths = self.signature.lengths(operands, attributes)
+        attributes = dict(site.arguments.tree[1])
+        return operands, attributes, self.signature.lengths(operands, attributes)
+
+    def arguments(self, site: CallSite) -> tuple[list[Argument], list[str]]:
+        """What each parameter gets, and the texts among them."""
+        _, attributes, lengths = self._lengths(site)
         positions = {p.name: i for i, p in enumerate(self.signature.operands)}
         results = {id(p): i for i, p in enumerate(self.signature.results)}
         out: list[Argument] = []

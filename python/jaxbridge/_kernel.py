@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from . import _device_code, _identity, _signature
@@ -52,12 +51,6 @@ class _KernelCallee(ShapedCallee):
     def is_capturable(self, site: CallSite) -> bool:
         # XLA takes no graph without a node, and a grid without blocks is no launch.
         return self.options.graph == "xla" and 0 not in self._shape_of("grid", self.grid, site)
-
-    def _lengths(self, site: CallSite) -> tuple[Any, Any, Mapping[str, Any]]:
-        assert site.types is not None
-        operands = [jax.ShapeDtypeStruct(tuple(s), d) for d, s in site.types[0]]
-        attributes = dict(site.arguments.tree[1])
-        return operands, attributes, self.signature.lengths(operands, attributes)
 
     def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
         arguments, _ = self.arguments(site)
