@@ -19,7 +19,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import jaxbridge
 import noops
-from measuring import SPEC, Counter, Subject, adding, eager, empty
+from measuring import SPEC, Counter, Subject, adding, adding_on, eager, empty
 
 PLATFORM = "cuda" if jax.default_backend() in ("gpu", "cuda") else "cpu"
 
@@ -41,6 +41,10 @@ class Candidate(NamedTuple):
     def missing(self) -> str | None:
         """What is not installed, and how to get it."""
         for need in self.needs:
+            if need == "two devices":
+                if jax.device_count() < 2:
+                    return "there is one device, and it needs two"
+                continue
             found = shutil.which(need) if need == "g++" else importlib.util.find_spec(need)
             if not found:
                 return f"{need} is missing: {HOW_TO_GET[need]}"
@@ -201,14 +205,18 @@ def _() -> Subject:
     return empty(call, call, lambda: call.stats()["calls"])
 
 
-@candidate("jaxbridge, CUDA add kernel", on="cuda")
-def _() -> Subject:
+def add_kernel(**options: Any) -> Callable[[Any], Any]:
     signature = "x: float[n], out y: float[n], n: int"
     blocks = "(n + 255) // 256"
-    call = jaxbridge.cuda_kernel(
-        noops.ADD_PTX, "add_one", signature=signature, grid=blocks, block=256
+    return jaxbridge.cuda_kernel(
+        noops.ADD_PTX, "add_one", signature=signature, grid=blocks, block=256, **options
     )
-    return adding(call)
+
+
+candidate("jaxbridge, CUDA add kernel", on="cuda")(lambda: adding(add_kernel()))
+candidate("jaxbridge, CUDA add kernel, not capturable", on="cuda")(
+    lambda: adding(add_kernel(capturable=False))
+)
 
 
 @candidate("jaxbridge, load of 100 functions", "g++")
@@ -247,6 +255,28 @@ assert not {"cupy", "torch", "numba", "warp"} & set(sys.modules), "a framework w
 print(seconds)
 """
     return {"import": lambda: in_a_new_process(code)}
+
+
+# ---- several devices ---------------------------------------------------------------------------
+
+
+def cupy_add(graph: str) -> Callable[[Any], Any]:
+    return jaxbridge.call(cupy_adds(1), SPEC, out=-1, graph=graph)
+
+
+for _name, _needs, _make in (
+    ("XLA's add", (), lambda: lambda v: jax.lax.optimization_barrier(v + 1)),
+    ("native", (), add_kernel),
+    ("replay", ("cupy",), lambda: cupy_add("replay")),
+    ("Python", ("cupy",), lambda: cupy_add("off")),
+):
+    _ours = _name if _name == "XLA's add" else f"jaxbridge, {_name}"
+    candidate(f"{_ours}, shard_map over one device", *_needs, on="cuda")(
+        lambda make=_make: adding_on(1, make())
+    )
+    candidate(f"{_ours}, two devices", "two devices", *_needs, on="cuda")(
+        lambda make=_make: adding_on(2, make())
+    )
 
 
 # ---- arrays in and out -------------------------------------------------------------------------

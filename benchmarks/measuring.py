@@ -119,6 +119,23 @@ def adding(f: Callable[[Any], Any], amount: int = 1) -> Subject:
     return ways_of(made)
 
 
+def adding_on(devices: int, f: Callable[[Any], Any]) -> Subject:
+    """A loop on each of some devices at once that calls `f(x) = x + 1`, values checked.
+
+    The time of a call is that of one on each device.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    content = np.arange(devices * SIZE, dtype=np.float32)
+    x = jax.device_put(content, jax.sharding.NamedSharding(mesh, spec))
+    loop, calls = programs(f)["loop"]
+    program = jax.jit(
+        jax.shard_map(loop, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+    np.testing.assert_array_equal(program(x), content + calls)
+    return {"loop": timed(lambda: program(x))}
+
+
 def empty(
     f: Callable[[Any], Any], counting: Callable[[Any], Any], calls: Callable[[], int]
 ) -> Subject:

@@ -24,6 +24,9 @@ class Part:
     view: _core.View
     device: Any
     use: "weakref.ref[_imports.Import]"
+    # On CUDA a stream of JAX's with which the memory is imported again: JAX has several, and gives
+    # another one each time it is asked.
+    ready: int | None = None
 
 
 class Memory:
@@ -50,7 +53,8 @@ class Memory:
             if keeps is not None:
                 view = _kept_by(keeps(part), view)
             array, use = _imports.share_writable(view, device, stream)
-            self.parts.append(Part(view, device, use))
+            ready = None if device.platform == "cpu" else _compat.import_stream(device)
+            self.parts.append(Part(view, device, use, ready))
             arrays.append(array)
         check_apart([p.view for p in self.parts], what)
         self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
@@ -128,9 +132,8 @@ class Memory:
         """
         with self._lock:
             for part, stream in zip(self.parts, streams, strict=True):
-                if stream is not None:
-                    ready = _compat.import_stream(part.device)
-                    _core.stream_order(stream, ready, part.view.ordinal)
+                if stream is not None and part.ready is not None:
+                    _core.stream_order(stream, part.ready, part.view.ordinal)
             if len(self._lent) == 1 and any(stream is not None for stream in streams):
                 self._import_again()
             self._lent.pop(borrow, None)
@@ -139,9 +142,7 @@ class Memory:
         # What is imported anew is ordered after the stream that it is imported with.
         arrays = []
         for part in self.parts:
-            on_cuda = part.device.platform != "cpu"
-            ready = _compat.import_stream(part.device) if on_cuda else None
-            array, part.use = _imports.share_writable(part.view, part.device, ready)
+            array, part.use = _imports.share_writable(part.view, part.device, part.ready)
             arrays.append(array)
         if len(self.parts) == 1:
             self.array = _committed(arrays[0])

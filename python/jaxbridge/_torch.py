@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _views
+from . import _adapters, _imports, _views
 from ._errors import ResultError
 from ._from_external import from_external
 from ._function import Function, call
@@ -114,7 +114,7 @@ def _to_jax(what: str, x: Any) -> Any:
     if x.dtype.itemsize == 8 and not x.dtype.is_floating_point and not x.dtype.is_complex:
         return jnp.asarray(x.numpy())
     try:
-        return jnp.array(np.asarray(from_external(x, copy=True)))
+        return jnp.array(np.asarray(from_external(x, copy=True, device=_imports.cpu_device())))
     except TypeError as error:
         raise TypeError(f"torch_module: {what}: {error}") from error
 

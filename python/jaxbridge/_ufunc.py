@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat, _ufunc_derivatives
-from ._errors import PlatformError
 from ._function import Function, call
 
 # By kind: the library on each platform. A ufunc has the same name in both.
@@ -36,26 +35,47 @@ class _Named:
         self.__name__ = name
         self.__qualname__ = f"on_{platform}.{kind}.{name}"
         self.__module__ = __name__
-        self._library = _libraries[kind][platform]
-        self._is_of_numpy = platform == "cpu"
+        self._kind, self._platform = kind, platform
+
+    def _in(self, platform: str) -> Any:
+        """What the library of a platform has of this name, or None."""
+        found = getattr(importlib.import_module(_libraries[self._kind][platform]), self.__name__, None)
+        return _unwrapped(found) or found
 
     @functools.cached_property
-    def _ufunc(self) -> Any:
-        found = getattr(importlib.import_module(self._library), self.__name__, None)
-        if found is None:
-            raise PlatformError(
-                f"{self._library} has no {self.__name__!r}; use jaxbridge.call(..., elementwise=True) "
-                f'with another function for that platform, or with framework="numpy"'
-            )
-        return _unwrapped(found) or found
+    def _of_numpy(self) -> Any:
+        return self._in("cpu")
+
+    @functools.cached_property
+    def _of_cupy(self) -> Any:
+        return self._in("cuda")
 
     def __call__(self, *operands: Any, out: Any) -> None:
         # JAX and CuPy say nothing of a division by zero, whose result a program may discard.
         with np.errstate(all="ignore"):
-            if self._is_of_numpy:  # which deprecates a positional out of maximum and minimum
-                self._ufunc(*operands, out=out)
+            if self._platform == "cpu":  # NumPy deprecates a positional out of maximum and minimum
+                self._of_numpy(*operands, out=out)
             else:
-                self._ufunc(*operands, *(out if isinstance(out, tuple) else (out,)))
+                outs = out if isinstance(out, tuple) else (out,)
+                if not self._on_device(operands, outs):
+                    self._on_host(operands, outs)
+
+    def _on_device(self, operands: tuple[Any, ...], outs: tuple[Any, ...]) -> bool:
+        """Whether CuPy has the ufunc, and a loop for these types; if so, it is enqueued."""
+        if self._of_cupy is None:
+            return False
+        try:
+            self._of_cupy(*operands, *outs)
+        except TypeError:  # what it says of types that it has no loop for, before it enqueues anything
+            return False
+        return True
+
+    def _on_host(self, operands: tuple[Any, ...], outs: tuple[Any, ...]) -> None:
+        """What CuPy lacks, on copies; it waits for the stream, which CuPy's current one is."""
+        results = tuple(np.empty(o.shape, o.dtype) for o in outs)
+        self._of_numpy(*(x.get() for x in operands), out=results)
+        for out, result in zip(outs, results, strict=True):
+            out.set(result)
 
 
 class _Library:

@@ -142,9 +142,14 @@ def of(x: Any, stream_of: Callable[[int], int] | None = None) -> tuple[_core.Vie
         raise BufferError(
             "a masked array: fill it in first, or pass x.data and x.mask as two arrays"
         )
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray) and not _is_on_the_device_too(x):
         return _core.view_of_interface(x.__array_interface__, x, x.dtype, False), None
     return _of_protocol(x, stream_of)
+
+
+def _is_on_the_device_too(x: Any) -> bool:
+    """Whether it is a subclass of NumPy's for mapped or managed memory, as Numba's are."""
+    return hasattr(x, "__cuda_array_interface__") and "cuda" in _compat.local_platforms()
 
 
 def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.View, int | None]:
@@ -154,7 +159,7 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
             f"functions with jaxbridge.call"
         )
     refused: Exception | None = None
-    if hasattr(x, "__dlpack__"):
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
         try:
             return _of_dlpack(x, stream_of)
         except (BufferError, AttributeError) as error:

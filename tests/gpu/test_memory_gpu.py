@@ -140,7 +140,7 @@ def cuda_core_vmm():
 
 
 def cuda_core_pool():
-    return cuda_core_buffer(lambda device: device.memory_resource.allocate(4 * SIZE))
+    return cuda_core_buffer(lambda device: device.memory_resource.allocate(4 * SIZE, stream=device.default_stream))
 
 
 def driver_allocation():
@@ -250,7 +250,7 @@ def test_memory_of_another_process():
             from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
             device = Device(0); device.set_current()
             resource = DeviceMemoryResource(device, DeviceMemoryResourceOptions(ipc_enabled=True))
-            buffer = resource.allocate(4 * SIZE)
+            buffer = resource.allocate(4 * SIZE, stream=device.default_stream)
             import cupy as cp
             memory = cp.cuda.UnownedMemory(int(buffer.handle), 4 * SIZE, buffer)
             x = cp.ndarray(SIZE, cp.float32, cp.cuda.MemoryPointer(memory, 0))
@@ -345,12 +345,12 @@ def test_borrow_on_streams(own_stream):
             with jaxbridge.borrow(r, "cupy") as v:
                 v *= 2
                 spin()
-                v += 1
+                v *= 2
             assert not stream.done, "the host has waited"
-        slow_step(r)
+        plus_one(r)
     value = 1.0
     for _ in range(5):
-        value = (value + 1) * 2 + 1 + 1
+        value = (value + 1) * 4 + 1
     assert np.asarray(r[...]).tolist() == [value] * SIZE
     assert jaxbridge.pointer(r) == x.data.ptr
 

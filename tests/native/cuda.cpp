@@ -2,8 +2,11 @@
 // Functions for CUDA that need no toolkit: what they enqueue is the driver's own copies.
 #include <dlfcn.h>
 
+#include <atomic>
+#include <chrono>
 #include <jaxbridge/jaxbridge.hpp>
 #include <string>
+#include <thread>
 
 namespace jb = jaxbridge;
 
@@ -78,6 +81,23 @@ jb::status ordinals(jb::stream_ref stream, jb::device on, jb::state<mine> state,
   return set(out.data() + 1, state->ordinal, 1, stream);
 }
 JAXBRIDGE_EXPORT(ordinals, cuda).parameters("x").result(jb::shape("[2]"));
+
+// Comes back when two calls are in it at a time, each with the number that it came as; an error
+// after 30 seconds.
+jb::status meet(jb::stream_ref stream, jb::buffer_view<const std::int32_t, 1> x,
+                jb::buffer_view<std::int32_t, 1> out) {
+  static std::atomic<int> arrived = 0;
+  const int number = arrived++;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (arrived < (number / 2 + 1) * 2) {
+    if (std::chrono::steady_clock::now() > end) {
+      return {jb::status_code::internal, "the other call did not come"};
+    }
+    std::this_thread::yield();
+  }
+  return set(out.data(), number % 2, x.size(), stream);
+}
+JAXBRIDGE_EXPORT(meet, cuda).parameters("x").result(jb::same_as<0>);
 
 // For bind: a C function that enqueues on the stream it gets.
 extern "C" __attribute__((visibility("default"))) int plain_copy(const float* x, float* y,

@@ -48,6 +48,7 @@ def run_together(
     count: int,
     *args: Any,
     devices: int = 2,
+    env: dict[str, str] | None = None,
     path: Any = None,
     timeout: float = 90,
     status: int | None = 0,
@@ -55,10 +56,12 @@ def run_together(
     """Runs a Python program in `count` processes at once, which find each other through `jax.distributed`.
 
     Args:
-        source: the program; it may be indented. `connect()` makes it one of the processes.
+        source: the program; it may be indented. `connect()` makes it one of the processes, that of number
+            `process`; it takes more arguments of `jax.distributed.initialize`.
         count: how many processes.
         args: their arguments.
         devices: how many virtual CPU devices each has.
+        env: more environment variables.
         path: a directory from which they can import too.
         timeout: seconds after which they count as hanging, all together.
         status: the exit status that is asserted of each; None for any.
@@ -69,9 +72,9 @@ def run_together(
     started = []
     try:
         for i in range(count):
-            connect = f"lambda: jax.distributed.initialize({address!r}, {count}, {i})"
-            program = f"import jax\n\nconnect = {connect}\n{textwrap.dedent(source)}"
-            started.append(_start(program, args, devices, None, path))
+            connect = f"lambda **more: jax.distributed.initialize({address!r}, {count}, {i}, **more)"
+            head = f"import jax\n\nprocess, connect = {i}, {connect}\n"
+            started.append(_start(head + textwrap.dedent(source), args, devices, env, path))
         end = time.monotonic() + timeout
         with concurrent.futures.ThreadPoolExecutor(count) as pool:  # none waits for a full pipe
             outs = list(pool.map(lambda p: p.communicate(timeout=end - time.monotonic()), started))

@@ -205,7 +205,7 @@ def test_nothing_is_copied(x, monkeypatch):
         seen.append([a.__array_interface__["data"][0] for a in (*operands, out)])
         return np.add(*operands, out=out)
 
-    monkeypatch.setattr(_ufunc.on_cpu.numpy.add, "_ufunc", look)
+    monkeypatch.setattr(_ufunc.on_cpu.numpy.add, "_of_numpy", look)
     y = from_ufunc(np.add)(x, x)
     assert seen == [[x.unsafe_buffer_pointer()] * 2 + [y.unsafe_buffer_pointer()]]
 
@@ -451,8 +451,41 @@ def test_on_cuda_cupy_runs_by_the_same_name(cupy, monkeypatch):
     found(1, out=2)
     from_ufunc(special.sici).function  # noqa: B018 (nothing of CuPy is looked up for that)
     assert calls == [(1, 2)]
-    with pytest.raises(errors.PlatformError, match=r"cupyx\.scipy\.special has no 'sici'"):
-        from_ufunc(special.sici).function.callee.on("cuda")(1, out=(2, 3))
+
+
+class OnDevice:
+    """As much of an array of CuPy's as a copy needs."""
+
+    def __init__(self, host):
+        self.host, self.shape, self.dtype = host, host.shape, host.dtype
+
+    def get(self):
+        return self.host.copy()
+
+    def set(self, host):
+        assert host.dtype == self.dtype and host.shape == self.shape
+        self.host = host
+
+
+def refuse(*args):
+    raise TypeError("Wrong type (complex64) of arguments for cupyx_scipy_special_gamma")
+
+
+@pytest.mark.parametrize(("name", "x"), [("sici", 0.5), ("gamma", 0.5 + 1j), ("jv", 0.5)])
+def test_what_cupy_lacks_runs_on_the_host(cupy, monkeypatch, name, x):
+    """`gamma` has no complex loop there, the others are not there at all."""
+    monkeypatch.setattr(cupy.special, "gamma", refuse)
+    of_scipy = getattr(special, name)
+    x = np.full(3, x, np.complex64 if isinstance(x, complex) else np.float32)
+    operands = (x,) * of_scipy.nin
+    want = of_scipy(*operands)
+    want = want if isinstance(want, tuple) else (want,)
+    outs = tuple(OnDevice(np.empty_like(w)) for w in want)
+    on_cuda = from_ufunc(of_scipy).function.callee.on("cuda")
+    monkeypatch.setitem(vars(on_cuda), "_of_cupy", getattr(cupy.special, name, None))
+    on_cuda(*map(OnDevice, operands), out=outs if len(outs) > 1 else outs[0])
+    for out, w in zip(outs, want, strict=True):
+        np.testing.assert_array_equal(out.host, w)
 
 
 def test_a_program_for_cuda_is_lowered_without_cupy():

@@ -377,6 +377,37 @@ def test_what_comes_in_is_kept_until_xla_is_past_it():
     )
 
 
+def test_the_end_of_a_borrow_is_on_the_stream_that_the_memory_is_imported_with():
+    """JAX has several such streams, and gives the next one each time it is asked."""
+    run_with_fake(
+        """
+    import itertools
+    from jaxbridge import _memory
+
+    several = itertools.cycle([fake.stream(1) for _ in range(4)])
+    _compat.import_stream = lambda d: next(several)
+    _memory._self_test = lambda *_: None
+    _memory._committed = lambda array: array
+    Array.is_deleted = lambda self: False
+
+    memory = _memory.Memory(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), "Ref")
+    own, other = fake.stream(1), fake.stream(1)
+    for _ in range(3):
+        one, two = object(), object()
+        memory.lend(one, "cupy")
+        memory.lend(two, "torch")
+        imports.clear()
+        fake.clear_calls()
+        memory.take_back(one, [own])
+        assert imports == []
+        memory.take_back(two, [other])
+        (_, ready, _), = imports
+        assert waited(ready, own) and waited(ready, other)
+    """,
+        START + WITH_STUBS,
+    )
+
+
 def test_the_way_out():
     run_with_fake(
         """
