@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax._src import ad_util as _ad_util
+from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import config as _jax_config
 from jax._src import core as _jax_core
@@ -41,6 +42,8 @@ jax_version: tuple[int, ...] = tuple(
     int(part) for part in jax.__version__.split("+")[0].split(".")[:3] if part.isdigit()
 )
 oldest_jax: tuple[int, ...] = (0, 8, 0)
+# Of all arrays that have memory: `isinstance(x, jax.Array)`, true of tracers too, takes five times as long.
+array_type: Any = _array.ArrayImpl
 
 
 def check_version() -> None:
@@ -260,9 +263,7 @@ def wait_where_refs_deadlock() -> None:
     """
     if jax_version >= (0, 9):
         return
-    from jax._src.array import ArrayImpl
-
-    array: Any = ArrayImpl
+    array: Any = array_type
     replace = array._replace_with
 
     def replace_when_ready(self: Any, new: Any) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of JAX for others, without a copy where there need be none: `to_external`, `view`."""
 
+import functools
 from typing import Any
 
 import jax
@@ -25,8 +26,36 @@ def view(a: jax.Array) -> _core.View:
         TypeError: `a` is no array of JAX, or one that is being traced.
         BufferError: the array lies on several devices, or is of a packed type.
     """
-    _check(a, "view")
-    return _view(a, _platform_of(a), None)
+    return _view(a, _ordinal_of(a, "view"), None)
+
+
+def _ordinal_of(a: Any, what: str) -> int | None:
+    """The CUDA ordinal of the device that has an array; None: the host reaches it.
+
+    Raises:
+        TypeError, BufferError: as `view`.
+    """
+    if type(a) is not _compat.array_type:
+        _check(a, what)
+    ordinal = _ordinal_where(a.dtype, a.sharding)
+    if ordinal is _nowhere:
+        _check(a, what)
+    return ordinal
+
+
+_nowhere: Any = object()
+
+
+# To find it takes longer than all the rest.
+@functools.lru_cache(256)
+def _ordinal_where(dtype: Any, sharding: Any) -> Any:
+    """Of arrays of this dtype and sharding; `_nowhere`: they have no plain memory in one place."""
+    if not _views.is_plain(dtype) or len(sharding.device_set) > 1:
+        return _nowhere
+    (device,) = sharding.device_set
+    if device.platform == "cpu" or sharding.memory_kind in ("pinned_host", "unpinned_host"):
+        return None
+    return int(device.local_hardware_id or 0)
 
 
 def _check(a: Any, what: str) -> None:
@@ -36,31 +65,16 @@ def _check(a: Any, what: str) -> None:
     _views.check_one_device(a, what)
 
 
-def _view(a: Any, platform: str, consumer: int | None, *, is_copy: bool = False) -> _core.View:
+def _view(a: Any, ordinal: int | None, consumer: int | None, *, is_copy: bool = False) -> _core.View:
     """`consumer`: the stream to make ready; None: one of ours."""
     stream: int | None = None
-    if platform == "cuda":
-        ordinal = _ordinal_of(a)
+    if ordinal is not None:
         stream = _core.export_stream(ordinal) if consumer is None else consumer
         if _core.is_capturing(stream, ordinal):
             # A captured stream cannot wait for what is outside of its graph; the host can.
             stream = None
     capsule = _compat.export_dlpack(a, 1 if stream == 0 else stream)
     return _core.view_of_capsule(capsule, stream, not is_copy, a, True)
-
-
-def _platform_of(a: jax.Array) -> str:
-    """Who reaches the memory of an array on one device."""
-    device: Any
-    (device,) = a.sharding.device_set
-    is_host = device.platform == "cpu" or a.sharding.memory_kind in ("pinned_host", "unpinned_host")
-    return "cpu" if is_host else "cuda"
-
-
-def _ordinal_of(a: jax.Array) -> int:
-    device: Any
-    (device,) = a.sharding.device_set
-    return int(device.local_hardware_id or 0)
 
 
 def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any = None) -> Any:
@@ -94,8 +108,8 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
     adapter = None if framework == "view" else _adapters.get(framework)
     copy = _views.checked_copy(copy)
-    _check(a, "to_external")
-    platform = _platform_of(a)
+    ordinal = _ordinal_of(a, "to_external")
+    platform = "cpu" if ordinal is None else "cuda"
     if adapter is not None and platform not in adapter.platforms:
         return _elsewhere(a, framework, platform, copy)
     if copy:
@@ -103,8 +117,8 @@ def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
             a = jnp.array(a, copy=True)
     if adapter is None:
         consumer = None if stream is None else _views.stream_handle(stream)
-        v = _view(a, platform, consumer, is_copy=bool(copy))
-        if consumer is not None and platform == "cuda":
+        v = _view(a, ordinal, consumer, is_copy=bool(copy))
+        if consumer is not None and ordinal is not None:
             v.use_on(consumer, stream)
         return v
     if a.ndim > adapter.max_ndim:
@@ -115,13 +129,13 @@ def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
     if (key := (framework, a.dtype, platform)) not in _known_dtypes:
         adapter.check_dtype(a.dtype, platform)
         _known_dtypes.add(key)
-    if platform == "cpu":
-        return adapter.array_of(_view(a, platform, None, is_copy=bool(copy)))
+    if ordinal is None:
+        return adapter.array_of(_view(a, None, None, is_copy=bool(copy)))
     if stream is None:
-        handle, keep = adapter.current_stream(_ordinal_of(a))
+        handle, keep = adapter.current_stream(ordinal)
     else:
         handle, keep = _views.stream_handle(stream), stream
-    v = _view(a, platform, handle, is_copy=bool(copy))
+    v = _view(a, ordinal, handle, is_copy=bool(copy))
     v.use_on(handle, keep)
     return adapter.array_of(v)
 

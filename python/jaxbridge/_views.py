@@ -278,6 +278,11 @@ def _array_of(a: Any) -> Any:
     return _compat.ref_array(a) if _compat.is_concrete_ref(a) else a
 
 
+def is_plain(dtype: Any) -> bool:
+    """Whether arrays of a dtype of JAX's have an address for each element."""
+    return isinstance(dtype, np.dtype) and dtype not in _packed
+
+
 def check_one_device(a: jax.Array, what: str) -> None:
     """Whether an array of JAX has one memory.
 

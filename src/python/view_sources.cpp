@@ -265,11 +265,10 @@ void end_import(void* ended) noexcept {
   const python_use use;
   if (!use.granted()) return;
   auto* const i = static_cast<import*>(ended);
-  {
-    const thread_gil gil;
-    Py_DECREF(i->object);
-  }
+  // First: who sees that the owner has gone finds no import either.
   memory::remove_import(i->address);
+  const thread_gil gil;
+  Py_DECREF(i->object);
   delete i;
 }
 

@@ -873,3 +873,9 @@ def test_a_large_uint64_as_an_attribute_of_ffi():
         assert str(mlir.ir_attribute(big)) == "18446744073709551615 : ui64"
         small = _compat.ffi_attribute(np.uint64(2**63 - 1))
         assert str(mlir.ir_attribute(small)) == "9223372036854775807 : ui64"
+
+
+def test_the_type_of_arrays_with_memory():
+    seen = []
+    x = jax.jit(lambda v: (seen.append(type(v)), v + 1)[1])(jnp.ones(3))
+    assert type(x) is type(x[1:]) is _compat.array_type is not seen[0]

@@ -12,10 +12,10 @@ namespace jaxbridge::memory {
 /// Counts one more import of the memory at `address`. Any thread.
 void add_import(std::uintptr_t address);
 
-/// The owner of one import has been let go. Any thread.
+/// One import has ended, and its owner is let go. Any thread.
 void remove_import(std::uintptr_t address) noexcept;
 
-/// How many imports of the memory at `address` still keep their owners. Any thread.
+/// How many imports of the memory at `address` there are. Any thread.
 [[nodiscard]] std::size_t live_imports(std::uintptr_t address);
 
 /// What the owner of imported memory has enqueued on `stream` so far comes before JAX's next use of
