@@ -250,19 +250,19 @@ class NativeTarget:
         """How often XLA has called it."""
 
     @property
-    def hits(self) -> int: ...
-
-    @property
     def replays(self) -> int: ...
-
-    @property
-    def staged(self) -> int: ...
 
     @property
     def captures(self) -> int: ...
 
     @property
     def kept(self) -> int: ...
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def staged(self) -> int: ...
 
     def clear_plans(self) -> None: ...
 
@@ -281,7 +281,7 @@ class Kernel:
     def loaded(self) -> int:
         """On how many devices it is loaded."""
 
-    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
+    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], limit: int) -> NativeTarget:
         """A target that launches it on the call's stream."""
 
 @overload

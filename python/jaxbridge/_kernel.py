@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _device_code, _identity, _signature
+from . import _config, _device_code, _identity, _signature
 from ._bind import Argument, ShapedCallee, check_parameters, function_of, signature_of
 from ._call_site import CallSite
 from ._native_function import NativeFunction
@@ -76,6 +76,7 @@ class _KernelCallee(ShapedCallee):
             operand_names=self.operand_names(site),
             in_place=list(site.in_place),
             external=list(site.external),
+            limit=_config.cache_limit,
         )
 
     def _shape_of(self, what: str, shape: Shape, site: CallSite) -> tuple[int, int, int]:

@@ -86,6 +86,11 @@ void fill(attribute_set& to, const nb::dict& from) {
   }
 }
 
+std::size_t counted(const native_handle& h, std::size_t (replay::graphs::*count)() const) {
+  const replay::graphs* const g = h.target->graphs();
+  return g == nullptr ? 0 : (g->*count)();
+}
+
 struct kernel_handle {
   std::shared_ptr<cuda::kernel> kernel;
 };
@@ -152,13 +157,19 @@ void bind_native(nb::module_& m) {
       .def_prop_ro(
           "calls", [](const native_handle& h) { return h.target->calls(); },
           "How often XLA has called it.")
-      // What a target that calls Python counts, and keeps.
+      .def_prop_ro("replays",
+                   [](const native_handle& h) { return counted(h, &replay::graphs::replays); })
+      .def_prop_ro("captures",
+                   [](const native_handle& h) { return counted(h, &replay::graphs::captures); })
+      .def_prop_ro("kept", [](const native_handle& h) { return counted(h, &replay::graphs::size); })
+      // What only a target that calls Python counts.
       .def_prop_ro("hits", [](const native_handle&) { return 0; })
-      .def_prop_ro("replays", [](const native_handle&) { return 0; })
       .def_prop_ro("staged", [](const native_handle&) { return 0; })
-      .def_prop_ro("captures", [](const native_handle&) { return 0; })
-      .def_prop_ro("kept", [](const native_handle&) { return 0; })
-      .def("clear_plans", [](const native_handle&) {});
+      .def("clear_plans", [](const native_handle& h) {
+        const nb::gil_scoped_release no_gil;  // a graph's end waits for its stream
+        if (replay::graphs* const g = h.target->graphs(); g != nullptr)
+          const auto gone = g->clear();
+      });
 
   m.def(
       "c_function",
@@ -203,16 +214,18 @@ void bind_native(nb::module_& m) {
           [](const kernel_handle& k, std::string name, const std::vector<described>& arguments,
              std::array<std::uint32_t, 3> grid, std::array<std::uint32_t, 3> block,
              std::uint32_t shared, std::vector<std::string> operand_names,
-             std::vector<index_pair> in_place, std::vector<std::size_t> external) {
+             std::vector<index_pair> in_place, std::vector<std::size_t> external,
+             std::size_t limit) {
             return native_handle{std::make_shared<native::kernel_target>(
                 std::move(name), k.kernel, arguments_of(arguments),
                 cuda::launch_shape{grid, block, shared},
                 dispatch::in_place(std::move(operand_names), std::move(in_place),
-                                   std::move(external)))};
+                                   std::move(external)),
+                limit)};
           },
           nb::kw_only(), nb::arg("name"), nb::arg("arguments"), nb::arg("grid"), nb::arg("block"),
           nb::arg("shared"), nb::arg("operand_names"), nb::arg("in_place"), nb::arg("external"),
-          "A target that launches it on the call's stream.");
+          nb::arg("limit"), "A target that launches it on the call's stream.");
 }
 
 }  // namespace jaxbridge::python

@@ -80,7 +80,7 @@ class kernel_test : public fake_cuda::cuda_test {
 };
 
 TEST_F(kernel_test, is_launched_on_the_stream_of_the_call) {
-  kernel_target t("f", make(), arguments(0.5F), {{2, 1, 1}, {2, 1, 1}, 16}, {});
+  kernel_target t("f", make(), arguments(0.5F), {{2, 1, 1}, {2, 1, 1}, 16}, {}, 8);
   CUstream stream = api().make_stream(0, true);
   ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
   EXPECT_EQ(y_, (std::array<float, 4>{1.5, 2.5, 3.5, 4.5}));
@@ -96,9 +96,74 @@ TEST_F(kernel_test, is_launched_on_the_stream_of_the_call) {
   EXPECT_EQ(last.arguments[4], reinterpret_cast<std::uintptr_t>(stream));
 }
 
+TEST_F(kernel_test, is_a_graph_when_its_arguments_come_again) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
+  CUstream stream = api().make_stream(0, true);
+  std::array<float, 4> z{};
+  for (int i = 0; i < 5; ++i) {
+    x_[0] = static_cast<float>(i);
+    ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
+    ASSERT_TRUE(call(t, stream, 0, y_, z).ok());
+    EXPECT_EQ(y_[0], static_cast<float>(i + 1));
+    EXPECT_EQ(z[0], static_cast<float>(i + 2));
+  }
+  // Each list of arguments once as it is, and once captured.
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 4U);
+  EXPECT_EQ(fake_cuda::count("cuGraphLaunch"), 8U);
+  EXPECT_EQ(t.graphs()->captures(), 2U);
+  EXPECT_EQ(t.graphs()->replays(), 6U);
+  EXPECT_EQ(t.calls(), 10U);
+
+  // On another stream, and on another device, it is another launch.
+  CUstream other = api().make_stream(0, true);
+  ASSERT_TRUE(call(t, other, 0, x_, y_).ok());
+  ASSERT_TRUE(call(t, api().make_stream(1, true), 1, x_, y_).ok());
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 6U);
+
+  // XLA's capture gets the kernel itself.
+  ASSERT_EQ(api().begin_capture(stream, fake_cuda::capture_mode::thread_local_), CUDA_SUCCESS);
+  EXPECT_TRUE(call(t, stream, 0, x_, y_).ok());
+  std::size_t pieces = 0;
+  EXPECT_EQ(api().end_capture(stream, &pieces), CUDA_SUCCESS);
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 7U);
+
+  EXPECT_EQ(t.graphs()->size(), 2U);
+  EXPECT_EQ(api().live().executables, 2U);
+  (void)t.graphs()->clear();
+  EXPECT_EQ(api().live().executables, 0U);
+  ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
+  EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 8U);
+}
+
+TEST_F(kernel_test, is_launched_where_no_graph_can_be_had) {
+  for (const char* name : {"cuStreamBeginCapture", "cuGraphInstantiateWithFlags"}) {
+    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
+    CUstream stream = api().make_stream(0, true);
+    ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
+    api().fail(name, 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+    const std::size_t launched = fake_cuda::count("cuGraphLaunch");
+    for (int i = 1; i < 4; ++i) {
+      x_[0] = static_cast<float>(i);
+      ASSERT_TRUE(call(t, stream, 0, x_, y_).ok()) << name;
+      EXPECT_EQ(y_[0], static_cast<float>(i + 1)) << name;
+    }
+    EXPECT_EQ(fake_cuda::count("cuGraphLaunch"), launched) << name;  // it is not tried again
+  }
+}
+
+TEST_F(kernel_test, tells_of_a_graph_that_cannot_be_launched) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
+  CUstream stream = api().make_stream(0, true);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(call(t, stream, 0, x_, y_).ok());
+  api().fail("cuGraphLaunch", 1, CUDA_ERROR_INVALID_VALUE, false);
+  const status s = call(t, stream, 0, x_, y_);
+  EXPECT_NE(s.message().find("f: cuGraphLaunch"), std::string::npos) << s.message();
+  EXPECT_TRUE(call(t, stream, 0, x_, y_).ok());
+}
+
 TEST_F(kernel_test, is_loaded_once_for_each_device) {
   const auto k = make();
-  kernel_target t("f", k, arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+  kernel_target t("f", k, arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
   const std::array streams = {api().make_stream(0, true), api().make_stream(1, true)};
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
@@ -116,7 +181,7 @@ TEST_F(kernel_test, is_loaded_once_for_each_device) {
 }
 
 TEST_F(kernel_test, is_loaded_while_xla_captures) {
-  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
   CUstream stream = api().make_stream(0, true);
   ASSERT_EQ(api().begin_capture(stream, fake_cuda::capture_mode::thread_local_), CUDA_SUCCESS);
   EXPECT_TRUE(call(t, stream, 0, x_, y_).ok());
@@ -127,20 +192,20 @@ TEST_F(kernel_test, is_loaded_while_xla_captures) {
 }
 
 TEST_F(kernel_test, asks_for_much_shared_memory) {
-  kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {});
+  kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {}, 8);
   EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
   EXPECT_EQ(fake_cuda::count("cuFuncSetAttribute"), 1U);
 }
 
 TEST_F(kernel_test, of_no_blocks_does_nothing) {
-  kernel_target t("f", make(), arguments(1), {{0, 1, 1}, {4, 1, 1}, 0}, {});
+  kernel_target t("f", make(), arguments(1), {{0, 1, 1}, {4, 1, 1}, 0}, {}, 8);
   EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
   EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 0U);
 }
 
 TEST_F(kernel_test, that_is_not_in_the_code_is_named) {
   kernel_target t("f", std::make_shared<kernel>("// has add", "sub", 0), arguments(1),
-                  {{1, 1, 1}, {4, 1, 1}, 0}, {});
+                  {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
   const status s = call(t, api().make_stream(0, true), 0, x_, y_);
   EXPECT_NE(s.message().find("f: the code has no kernel 'sub': declare it extern \"C\""),
             std::string::npos)
@@ -149,7 +214,7 @@ TEST_F(kernel_test, that_is_not_in_the_code_is_named) {
 
 TEST_F(kernel_test, on_memory_that_is_not_one_is_refused) {
   kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0},
-                  jaxbridge::dispatch::in_place({}, {{0, 0}}, {}));
+                  jaxbridge::dispatch::in_place({}, {{0, 0}}, {}), 8);
   EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
   EXPECT_EQ(fake_cuda::count("cuLaunchKernel"), 0U);
 }
@@ -158,7 +223,7 @@ TEST_F(kernel_test, says_which_driver_call_failed) {
   CUstream stream = api().make_stream(0, true);
   for (const char* name : {"cuCtxPushCurrent", "cuModuleLoadData", "cuModuleGetFunction",
                            "cuFuncSetAttribute", "cuLaunchKernel"}) {
-    kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {});
+    kernel_target t("f", make(64U << 10), arguments(1), {{1, 1, 1}, {4, 1, 1}, 64U << 10}, {}, 8);
     api().fail(name, 1, CUDA_ERROR_INVALID_VALUE, false);
     const status s = call(t, stream, 0, x_, y_);
     EXPECT_NE(s.message().find(name), std::string::npos) << name << ": " << s.message();
@@ -168,7 +233,7 @@ TEST_F(kernel_test, says_which_driver_call_failed) {
 
 TEST_F(kernel_test, ends_quietly_when_the_process_ends) {
   {
-    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {});
+    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
     EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
     jaxbridge::begin_exit();
     EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());

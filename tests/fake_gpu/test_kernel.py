@@ -120,6 +120,24 @@ def test_a_kernel_that_is_not_there():
         Program(f, X, X)([array(N), y], [y], fake.stream())
 
 
+def test_launches_that_come_again_are_graphs():
+    f = made()
+    program, stream = Program(f, X, X), fake.stream()
+    x, y = array(N, 1), array(N, 0)
+    for k in range(1, 6):
+        program([x, y], [y], stream)
+        np.testing.assert_array_equal(y, 2 * k)
+    stats = f.stats()
+    assert (stats["calls"], stats["captures"], stats["replays"], stats["cache_size"]) == (5, 1, 3, 1)
+    x[:] = 10  # what is in the memory is not frozen
+    program([x, y], [y], stream)
+    np.testing.assert_array_equal(y, 30)
+    f.clear()
+    assert f.stats()["cache_size"] == 0
+    program([x, y], [y], stream)
+    np.testing.assert_array_equal(y, 50)
+
+
 def test_one_module_for_all_shapes_as_long_as_a_program():
     jax.clear_caches()
     gc.collect()

@@ -175,6 +175,7 @@ def bring_in(way: tuple[str, str], layout: str, dtype: str, copy: bool | None) -
                 "cuda",
                 strides=like.strides,
                 owner=as_bytes,
+                stream=1,
             )
             given = v if way[1] == "itself" else Only(v, "__dlpack__", "__dlpack_device__")
             del v

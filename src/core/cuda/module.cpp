@@ -97,7 +97,7 @@ status kernel::launch(int ordinal, stream_ref stream, const launch_shape& shape,
                       void** parameters) {
   const auto& [grid, block, shared] = shape;
   if (exiting()) return {status_code::failed_precondition, "the process is ending"};
-  if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return {};
+  if (shape.is_empty()) return {};
   const result<context_scope> current = context_scope::enter(ordinal);
   if (!current.ok()) return current.error();
   const result<CUfunction> function = on(ordinal);

@@ -25,6 +25,11 @@ struct launch_shape {
   std::array<std::uint32_t, 3> grid;
   std::array<std::uint32_t, 3> block;
   std::uint32_t shared_bytes = 0;  // dynamic shared memory of a block
+
+  /// Whether there are no blocks.
+  [[nodiscard]] bool is_empty() const noexcept {
+    return grid[0] == 0 || grid[1] == 0 || grid[2] == 0;
+  }
 };
 
 /// One kernel of a module: PTX (with a final zero) or a cubin. Any thread. The module is loaded on

@@ -10,6 +10,7 @@
 
 #include "core/dispatch/in_place.hpp"
 #include "core/dispatch/registry.hpp"
+#include "core/replay/graphs.hpp"
 
 namespace jaxbridge::native {
 
@@ -44,6 +45,8 @@ class native_target : public dispatch::target {
   [[nodiscard]] std::uint64_t calls() const noexcept {
     return calls_.load(std::memory_order_relaxed);
   }
+  /// What it replays; null where it replays nothing.
+  [[nodiscard]] virtual replay::graphs* graphs() noexcept { return nullptr; }
 
  protected:
   /// Counts the call, and checks that it has the arrays that the arguments name, in the memory that
