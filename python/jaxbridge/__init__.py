@@ -89,7 +89,7 @@ __all__ = [
     "view",
 ]
 
-_core.set_dtypes(_compat.dtype_table(_core.dtype_names()))
+_core.set_dtypes(_views.dtype_table(_core.dtype_names()))
 
 
 def _at_exit() -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax._src import ad_util as _ad_util
 from jax._src import array as _array
@@ -454,6 +453,12 @@ def export_dlpack(array: jax.Array, stream: int | None) -> Any:
     return _jaxlib.buffer_to_dlpack_managed_tensor(array.addressable_data(0), stream=stream)
 
 
+def stream_waits(stream: int, array: jax.Array) -> None:
+    """A CUstream waits for an array on one device, as in `export_dlpack`; the host does not."""
+    # Here the capsule ends before anything can delete the array.
+    _jaxlib.buffer_to_dlpack_managed_tensor(array, stream=1 if stream == 0 else stream)
+
+
 def import_stream(device: jax.Device) -> int:
     """A CUstream of JAX's: an array that is imported with it waits for what the stream has then."""
     return device.get_stream_for_external_ready_events()
@@ -484,12 +489,3 @@ def shards_of(array: jax.Array) -> list[jax.Array]:
     """
     of: Any = array
     return list(of._arrays)
-
-
-def dtype_table(names: Sequence[str]) -> dict[str, Any]:
-    """From the names of XLA's element types to dtype objects, where NumPy and ml_dtypes have them."""
-    table: dict[str, Any] = {}
-    for name in names:
-        if (scalar := getattr(np, name, None) or getattr(ml_dtypes, name, None)) is not None:
-            table[name] = np.dtype(scalar)
-    return table

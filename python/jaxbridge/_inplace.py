@@ -364,8 +364,7 @@ class _Kept:
                 if stream is None:
                     shard.block_until_ready()
                 else:
-                    # The stream waits; the capsule itself is not kept.
-                    _compat.export_dlpack(shard, 1 if stream == 0 else stream)
+                    _compat.stream_waits(stream, shard)
         if not memory.is_in_place(array):
             raise RuntimeError(
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "

@@ -141,8 +141,7 @@ class borrow:  # noqa: N801 (used as a function)
                     jax.block_until_ready(shard)
                 else:
                     stream = self._stream_on(part.view.ordinal)
-                    # The stream waits for what JAX does with the memory; the capsule itself is not kept.
-                    _compat.export_dlpack(shard, 1 if stream == 0 else stream)
+                    _compat.stream_waits(stream, shard)
                 streams.append(stream)
                 v = part.view
                 platform = "pinned" if v.memory == "pinned" else v.platform

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from . import _adapters, _compat, _core
@@ -17,9 +18,19 @@ cpu_alignment = 64
 # types.CapsuleType came with Python 3.13.
 capsule_type: type = type(_core.handlers()[0][2])
 
+
+def dtype_table(names: Sequence[str]) -> dict[str, Any]:
+    """From the names of XLA's element types to dtype objects, where NumPy and ml_dtypes have them."""
+    table: dict[str, Any] = {}
+    for name in names:
+        if (scalar := getattr(np, name, None) or getattr(ml_dtypes, name, None)) is not None:
+            table[name] = np.dtype(scalar)
+    return table
+
+
 # Elements smaller than a byte.
 _packed = frozenset(
-    _compat.dtype_table(
+    dtype_table(
         ["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
     ).values()
 )

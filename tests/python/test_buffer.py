@@ -5,11 +5,12 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import _core, _plan
+from jaxbridge import _core, _plan, _views
 
 WITH_A_TEXT = [
     "bool",
@@ -178,3 +179,13 @@ def test_the_end_of_a_plan_may_clear_the_plans():
         targets[0].clear_plans()
     assert len(ended) == 69
     assert program(jnp.zeros(3)).shape == (3,)
+
+
+def test_dtypes_by_name():
+    table = _views.dtype_table(_core.dtype_names())
+    assert all(dtype.name == name for name, dtype in table.items())
+    # ml_dtypes has these in its newer releases alone.
+    assert set(_core.dtype_names()) - set(table) <= {"int1", "uint1"}
+    for name in ("bool", "bfloat16", "float8_e4m3fn", "int4", "complex64"):
+        assert table[name] == jnp.zeros((), name).dtype
+    assert table["bfloat16"].type is ml_dtypes.bfloat16

@@ -12,7 +12,6 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
@@ -651,19 +650,6 @@ def test_whole_arrays_of_a_lowering():
         assert seen == [1, 2, 1, 1]
 
 
-# ---- dtypes --------------------------------------------------------------------------------------
-
-
-def test_dtypes_by_name():
-    table = _compat.dtype_table(_core.dtype_names())
-    assert all(dtype.name == name for name, dtype in table.items())
-    # ml_dtypes has these in its newer releases alone.
-    assert set(_core.dtype_names()) - set(table) <= {"int1", "uint1"}
-    for name in ("bool", "bfloat16", "float8_e4m3fn", "int4", "complex64"):
-        assert table[name] == jnp.zeros((), name).dtype
-    assert table["bfloat16"].type is ml_dtypes.bfloat16
-
-
 def test_bounded_cache():
     made = []
 
@@ -816,6 +802,21 @@ def test_export_dlpack_holds_the_memory():
     v = _core.view_of_capsule(capsule, None, True, None, True)
     assert v.pointer == address
     np.testing.assert_array_equal(np.asarray(v), np.arange(4.0))
+
+
+def test_stream_waits_for_an_array(monkeypatch):
+    told = []
+
+    class Jaxlib:
+        def buffer_to_dlpack_managed_tensor(self, array, stream):
+            told.append((array, stream))
+
+    x = jnp.arange(4.0)
+    _compat._jaxlib.buffer_to_dlpack_managed_tensor(x, stream=None)  # as it is called
+    monkeypatch.setattr(_compat, "_jaxlib", Jaxlib())
+    _compat.stream_waits(0, x)  # the legacy stream has another number in DLPack
+    _compat.stream_waits(64, x)
+    assert [stream for _, stream in told] == [1, 64] and all(a is x for a, _ in told)
 
 
 def test_ref_array_is_what_the_ref_holds():

@@ -480,7 +480,7 @@ from jaxbridge._memory import Memory
 _memory._self_test = lambda platform, what: None
 _memory._committed = lambda array: array
 exports = []
-_compat.export_dlpack = lambda array, stream: exports.append((array, stream))
+_compat.stream_waits = lambda stream, array: exports.append((array, stream))
 Array.sharding = None
 Array.is_deleted = lambda self: False
 own = fake.stream(1)
@@ -506,16 +506,16 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     assert exports == [(new, own)] and kept.memory.array is new
     kept.leave("call")
 
-    # A stream that is given goes before the array's own; the legacy one has another number in DLPack.
+    # A stream that is given goes before the array's own.
     other = fake.stream(1)
-    for given, told in ((other, other), (0, 1)):
+    for given in (other, 0):
         exports.clear()
         fake.clear_calls()
         kept.begin("call", given)
         kept.end(new, given)
         kept.leave("call")
         assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [given]
-        assert exports == [(new, told)]
+        assert exports == [(new, given)]
     raises(RuntimeError, "was not updated", lambda: kept.end(Array(x.__class__ and
         jaxbridge.buffer(block.ctypes.data + 16, (4,), "f4", "cuda:1")), other))
 
@@ -565,9 +565,9 @@ def test_a_borrow_orders_both_ways():
     assert len(imports) == 1 and waited(jaxs, second)
 
     # A borrow that could not begin leaves the Ref with JAX.
-    def fails(array, stream):
+    def fails(stream, array):
         raise BufferError("no")
-    _compat.export_dlpack = fails
+    _compat.stream_waits = fails
     raises(BufferError, "no", jaxbridge.borrow(Ref(), stream=consumer).acquire)
     memory.usable()
     """)
