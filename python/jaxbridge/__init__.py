@@ -17,6 +17,7 @@ from . import _derivatives as _derivatives
 from . import _errors as _errors
 from . import _lowering as _lowering
 from . import _programs as _programs
+from . import _views as _views
 from . import errors as errors
 from ._bind import bind as bind
 from ._context import Context as Context

@@ -65,7 +65,9 @@ def _check(a: Any, what: str) -> None:
     _views.check_one_device(a, what)
 
 
-def _view(a: Any, ordinal: int | None, consumer: int | None, *, is_copy: bool = False) -> _core.View:
+def _view(
+    a: Any, ordinal: int | None, consumer: int | None, *, is_copy: bool = False
+) -> _core.View:
     """`consumer`: the stream to make ready; None: one of ours."""
     stream: int | None = None
     if ordinal is not None:

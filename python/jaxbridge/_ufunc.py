@@ -39,7 +39,9 @@ class _Named:
 
     def _in(self, platform: str) -> Any:
         """What the library of a platform has of this name, or None."""
-        found = getattr(importlib.import_module(_libraries[self._kind][platform]), self.__name__, None)
+        found = getattr(
+            importlib.import_module(_libraries[self._kind][platform]), self.__name__, None
+        )
         return _unwrapped(found) or found
 
     @functools.cached_property
@@ -66,7 +68,7 @@ class _Named:
             return False
         try:
             self._of_cupy(*operands, *outs)
-        except TypeError:  # what it says of types that it has no loop for, before it enqueues anything
+        except TypeError:  # it has no loop for these types, and has enqueued nothing
             return False
         return True
 

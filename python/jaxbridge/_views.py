@@ -30,9 +30,7 @@ def dtype_table(names: Sequence[str]) -> dict[str, Any]:
 
 # Elements smaller than a byte.
 _packed = frozenset(
-    dtype_table(
-        ["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
-    ).values()
+    dtype_table(["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]).values()
 )
 
 _dlpack_version = (1, 2)

@@ -128,7 +128,12 @@ def test_launches_that_come_again_are_graphs():
         program([x, y], [y], stream)
         np.testing.assert_array_equal(y, 2 * k)
     stats = f.stats()
-    assert (stats["calls"], stats["captures"], stats["replays"], stats["cache_size"]) == (5, 1, 3, 1)
+    assert (stats["calls"], stats["captures"], stats["replays"], stats["cache_size"]) == (
+        5,
+        1,
+        3,
+        1,
+    )
     x[:] = 10  # what is in the memory is not frozen
     program([x, y], [y], stream)
     np.testing.assert_array_equal(y, 30)

@@ -201,7 +201,9 @@ def bring_in(way: tuple[str, str], layout: str, dtype: str, copy: bool | None) -
 def exports_wrong_strides(way: tuple[str, str], layout: str, dtype: str) -> bool:
     """CuPy's DLPack divides a negative stride by the item size as a number without sign."""
     itemsize = dtype_of(dtype).itemsize
-    return layout == "negative" and way in (("cupy", "DLPack"), ("cupy", "capsule")) and itemsize > 1
+    return (
+        layout == "negative" and way in (("cupy", "DLPack"), ("cupy", "capsule")) and itemsize > 1
+    )
 
 
 def drained(memory: Any) -> bool:

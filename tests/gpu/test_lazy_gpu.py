@@ -253,7 +253,9 @@ def test_what_cupy_does_not_have(cp, x):
     assert y.devices() == x.devices()
     np.testing.assert_allclose(y, special.tklmbda(2 * np.asarray(x), np.asarray(x)) + 1, rtol=1e-6)
     z = x + 1j * x
-    np.testing.assert_allclose(from_ufunc(special.gamma)(z), special.gamma(np.asarray(z)), rtol=1e-6)
+    np.testing.assert_allclose(
+        from_ufunc(special.gamma)(z), special.gamma(np.asarray(z)), rtol=1e-6
+    )
 
 
 def test_the_stream_is_xlas(cp):

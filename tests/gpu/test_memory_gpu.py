@@ -140,7 +140,9 @@ def cuda_core_vmm():
 
 
 def cuda_core_pool():
-    return cuda_core_buffer(lambda device: device.memory_resource.allocate(4 * SIZE, stream=device.default_stream))
+    return cuda_core_buffer(
+        lambda device: device.memory_resource.allocate(4 * SIZE, stream=device.default_stream)
+    )
 
 
 def driver_allocation():

@@ -69,7 +69,9 @@ def test_derivatives_of_a_torch_function(method):
 def test_a_torch_module_is_trained_on_the_device():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)
+    )
     step, params = jaxbridge.torch_module(module, mode="train")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 4)).astype(np.float32), rng.normal(size=(32, 1)).astype(np.float32)
@@ -141,9 +143,9 @@ def test_torch_keeps_no_memory():
 @pytest.mark.parametrize(
     ("name", "at"),
     [
-        ("gamma", (1.7,)), ("gammaln", (1.7,)), ("digamma", (1.7,)), ("gammainc", (1.2, 0.7)), ("erf", (0.4,)),
-        ("erfc", (0.4,)), ("erfinv", (0.4,)), ("j0", (0.8,)), ("j1", (0.8,)), ("y0", (0.8,)), ("y1", (0.8,)),
-        ("i0", (0.8,)), ("i1", (0.8,)), ("ndtr", (0.3,)),
+        ("gamma", (1.7,)), ("gammaln", (1.7,)), ("digamma", (1.7,)), ("gammainc", (1.2, 0.7)),
+        ("erf", (0.4,)), ("erfc", (0.4,)), ("erfinv", (0.4,)), ("ndtr", (0.3,)),
+        ("j0", (0.8,)), ("j1", (0.8,)), ("y0", (0.8,)), ("y1", (0.8,)), ("i0", (0.8,)), ("i1", (0.8,)),
     ],
 )  # fmt: skip
 def test_derivatives_of_special_functions(name, at, x64):
@@ -167,7 +169,9 @@ def test_bessel_functions_of_an_order(x64):
     special = pytest.importorskip("scipy.special")
     jv = jaxbridge.from_ufunc(special.jv)
     x = jnp.linspace(0.5, 3, 7)
-    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: jv(1.5, x).sum()))(x), special.jvp(1.5, x), rtol=1e-9)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(lambda x: jv(1.5, x).sum()))(x), special.jvp(1.5, x), rtol=1e-9
+    )
 
 
 def test_a_linear_operator_of_cupys():

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -35,9 +34,7 @@ def x(mesh):
 def split(fn, mesh, **options):
     """The program that calls `fn` on each device's part."""
     return jax.jit(
-        jax.shard_map(
-            fn, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False, **options
-        )
+        jax.shard_map(fn, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False, **options)
     )
 
 
@@ -104,8 +101,9 @@ class Adds:
         return add
 
     def warp(self):
-        import _warp_kernels
         import warp as wp
+
+        import _warp_kernels
 
         def add(x, out, amount):
             # x + 1, again and again: a kernel each.
@@ -250,7 +248,9 @@ def test_an_exception_on_one_device(failing, graph, mesh, x, cp):
     f = jaxbridge.call(add, like, out="out", graph=graph)
     program = split(lambda v: f(v) * 2, mesh)
     for _ in range(3):
-        with pytest.raises((jax.errors.JaxRuntimeError, ArithmeticError), match=f"not on {failing}"):
+        with pytest.raises(
+            (jax.errors.JaxRuntimeError, ArithmeticError), match=f"not on {failing}"
+        ):
             jax.block_until_ready(program(x))
     fails.clear()
     for _ in range(4):
@@ -325,7 +325,7 @@ def current_device(framework):
 
 
 def test_caches_are_of_a_device(mesh, cp):
-    """The same Function, shapes and program on one device after the other, with addresses that come again."""
+    """The same Function and program on one device after the other, with addresses that come again."""
     adds = Adds("cupy")
     f = jaxbridge.call(adds, like, out="out")
     program = jax.jit(lambda v: f(v) + 0)

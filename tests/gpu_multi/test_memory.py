@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of others on two devices: in and out, updated in place, one device current and the other's array."""
-
+"""Memory of others on two devices: in and out, and updated in place."""
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +115,7 @@ def test_inplace_of_a_call_on_parts(cp, parts, sharded):
     step = jaxbridge.inplace(lambda x: add(x) * 2)
     for _ in range(3):
         step(sharded)
-    for k, p in enumerate(parts):
+    for k in range(2):
         with cp.cuda.Device(k):
             cp.cuda.Device().synchronize()
     want = START
@@ -183,7 +182,13 @@ def jaxbridge_device(x):
 
 
 def on_host(framework, x):
-    return x.get() if framework == "cupy" else x.cpu().numpy() if framework == "torch" else x.copy_to_host()
+    return (
+        x.get()
+        if framework == "cupy"
+        else x.cpu().numpy()
+        if framework == "torch"
+        else x.copy_to_host()
+    )
 
 
 @pytest.mark.parametrize("current", [0, 1])
@@ -193,7 +198,9 @@ def test_in_and_out_on_the_second_device(framework, current, devices, needs, cp)
     theirs = make_on(framework, 1)
     with cp.cuda.Device(current):
         a = jaxbridge.from_external(theirs, copy=False)
-        assert a.devices() == {devices[1]} and a.unsafe_buffer_pointer() == jaxbridge.pointer(theirs)
+        assert a.devices() == {devices[1]} and a.unsafe_buffer_pointer() == jaxbridge.pointer(
+            theirs
+        )
         np.testing.assert_array_equal(jax.jit(lambda a: a + 1)(a), np.arange(N) + 1)
         copied = jaxbridge.from_external(theirs, copy=True)
         assert copied.devices() == {devices[1]}

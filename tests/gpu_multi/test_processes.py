@@ -44,9 +44,8 @@ def test_a_process_for_each_device(needs):
         elementwise = jaxbridge.call(work, lambda v: v, elementwise=True, framework="cupy")
         replayed = jaxbridge.call(work, lambda v: v, graph="replay", framework="cupy")
         for g in (f, replayed):
-            program = jax.jit(jax.shard_map(
-                lambda v: jax.lax.psum(g(v).sum(0), "i") + g(v), mesh=mesh, in_specs=P("i"), out_specs=P("i")
-            ))
+            added = lambda v: jax.lax.psum(g(v).sum(0), "i") + g(v)
+            program = jax.jit(jax.shard_map(added, mesh=mesh, in_specs=P("i"), out_specs=P("i")))
             for _ in range(5):
                 check(program(x), np.sin(X).sum(0) + np.sin(X))
         check(jax.jit(lambda v: elementwise(v * 2) + 1)(x), np.sin(2 * X) + 1)

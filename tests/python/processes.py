@@ -72,7 +72,9 @@ def run_together(
     started = []
     try:
         for i in range(count):
-            connect = f"lambda **more: jax.distributed.initialize({address!r}, {count}, {i}, **more)"
+            connect = (
+                f"lambda **more: jax.distributed.initialize({address!r}, {count}, {i}, **more)"
+            )
             head = f"import jax\n\nprocess, connect = {i}, {connect}\n"
             started.append(_start(head + textwrap.dedent(source), args, devices, env, path))
         end = time.monotonic() + timeout

@@ -17,7 +17,7 @@ import scipy.special as special
 from jax import export
 
 import jaxbridge
-from jaxbridge import _ufunc, errors, from_ufunc
+from jaxbridge import _ufunc, from_ufunc
 
 ALL = {
     f"{module.__name__}.{name}": ufunc
