@@ -402,7 +402,8 @@ def test_order_out(framework):
     slow = jaxbridge.call(lambda v, out: (spin(), cp.add(v, 1, out=out)), lambda v: v, out="out")
     program = jax.jit(lambda v: slow(v))
     first = jax.block_until_ready(program(jnp.zeros(1 << 20, jnp.float32, device=gpu())))
-    jaxbridge.to_external(first, framework)  # what the library does once takes longer than the kernel
+    # What the library does once takes longer than the kernel.
+    jaxbridge.to_external(first, framework)
     consumer = cp.cuda.Stream(non_blocking=True)
     for i in range(5):
         start = jax.block_until_ready(jnp.full(1 << 20, i, jnp.float32, device=gpu()))
