@@ -11,6 +11,9 @@ import numpy as np
 from . import _compat, _plan
 from ._spec import Slot, Template
 
+# Most static values are these, and to find out about others takes long.
+_never = (bool, int, float, str)
+
 
 def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
     """The positions of the leaves that are arrays, which become JAX's; the others are static.
@@ -26,7 +29,7 @@ def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
     positions = []
     for position, leaf in enumerate(leaves):
         if type(leaf) is not _compat.array_type:
-            if not _is_operand(leaf):
+            if type(leaf) in _never or not _is_operand(leaf):
                 continue
             leaves[position] = _operand(name, leaf, position, treedef)
         positions.append(position)

@@ -284,7 +284,11 @@ def test_x64_that_is_switched(x):
         with pytest.raises(TypeError, match="only with 64-bit types enabled"):
             f(x)
         kept(x)
-        with jax.enable_x64(True):
+        with (
+            jax.experimental.enable_x64()
+            if not hasattr(jax, "enable_x64")
+            else jax.enable_x64(True)
+        ):
             assert f(x).dtype == f(x).dtype == np.float64
             assert kept(x).dtype == np.float32
             assert kept(x.astype(np.float64)).dtype == np.float64
@@ -482,7 +486,7 @@ def test_a_sharding_rule_that_comes_after_the_first_call(x):
         return v + 1
 
     f = jaxbridge.call(work, like)
-    f(spread), f(spread)
+    jax.block_until_ready([f(spread), f(spread)])
     assert set(shapes) == {(4,)}
     f.defsharding("i -> i")
     shapes.clear()
