@@ -227,7 +227,7 @@ def wait_until_ready(x: Any) -> None:
 
     `jax.block_until_ready` leaves Refs out, and to read one is a program (0.8.0 to 0.12).
     """
-    (x._refs._buf if is_ref(x) else x).block_until_ready()
+    (x if type(x) is array_type else x._refs._buf).block_until_ready()
 
 
 def ref_value_aval(x: Any) -> Any:
