@@ -447,7 +447,7 @@ def _checked(name: str, taken: Any, new: Any) -> list[Any]:
     if structures[0] != structures[1]:
         raise TypeError(
             f"inplace: {name} returned new values of the structure {structures[0]}; those of the arguments "
-            f"are {structures[1]}"
+            f"are {structures[1]}; has_aux=True is for what it returns beside them"
         )
     paths = jax.tree_util.tree_flatten_with_path(taken)[0]
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(new)]

@@ -123,20 +123,26 @@ class Ufunc:
         self.function.callee.name = self.name
         self.function.defjvp(self._jvp, symbolic_zeros=True)
 
-    def __call__(self, *operands: Any) -> Any:
+    def __call__(self, *operands: Any, **keywords: Any) -> Any:
         """Calls the ufunc, with NumPy's broadcasting and NumPy's types of the results.
 
         Args:
             *operands: arrays and numbers. A Python number has a weak type, as in NumPy, and is not
                 static: another value is no new trace.
+            **keywords: none is taken.
 
         Returns:
             The result, or a tuple where the ufunc has several.
 
         Raises:
-            TypeError: the ufunc has no loop for these types, or another number of arguments.
+            TypeError: the ufunc has no loop for these types, or another number of arguments; a keyword.
             OverflowError: a Python integer does not fit the type of the other operands.
         """
+        if keywords:
+            raise TypeError(
+                f"{self.name}: the keyword {min(keywords)!r} is not taken; use jaxbridge.call of a "
+                f"function that calls it with keywords"
+            )
         if len(operands) != self.ufunc.nin:
             raise TypeError(
                 f"{self.name}: expected {self.ufunc.nin} operands by position, got {len(operands)}"

@@ -193,7 +193,8 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
     if refused is not None:
         raise refused
     raise TypeError(
-        f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}"
+        f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}; "
+        f"numpy.asarray(x) makes an array of a list or a number"
     )
 
 

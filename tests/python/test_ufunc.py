@@ -555,3 +555,10 @@ def test_scipy_is_not_imported_for_numpy():
         check=False,
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_keywords_are_refused_by_the_ufuncs_name(x):
+    with pytest.raises(
+        TypeError, match=r"numpy\.add: the keyword 'where' is not taken; use jaxbridge\.call"
+    ):
+        from_ufunc(np.add)(x, x, where=True)
