@@ -234,11 +234,19 @@ TEST_F(kernel_test, says_which_driver_call_failed) {
 TEST_F(kernel_test, ends_quietly_when_the_process_ends) {
   {
     kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
-    EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+    // Of three streams one has a graph, and one is to get it.
+    const std::array streams = {api().make_stream(0, true), api().make_stream(0, true),
+                                api().make_stream(0, true)};
+    for (std::size_t i : {0U, 0U, 1U}) EXPECT_TRUE(call(t, streams[i], 0, x_, y_).ok());
+    EXPECT_EQ(t.graphs()->size(), 1U);
     jaxbridge::begin_exit();
-    EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+    api().clear_calls();
+    for (CUstream stream : streams) {
+      const status s = call(t, stream, 0, x_, y_);
+      EXPECT_EQ(s.message(), "f: the process is ending");
+    }
   }
-  EXPECT_EQ(fake_cuda::count("cuModuleUnload"), 0U);
+  EXPECT_TRUE(fake_cuda::calls().empty());
   api().reset(2);
 }
 
