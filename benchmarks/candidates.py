@@ -137,6 +137,14 @@ def _() -> Subject:
     return adding(jaxbridge.call(lambda v, out: np.add(v, 1, out=out), SPEC, out=-1))
 
 
+@candidate("jaxbridge, np.add(out=), eager", on="cpu")
+def _() -> Subject:
+    call = jaxbridge.call(lambda v, out: np.add(v, 1, out=out), SPEC, out=-1)
+    x = jax.numpy.arange(SPEC.size, dtype=np.float32)
+    np.testing.assert_array_equal(call(x), np.arange(SPEC.size) + 1)
+    return eager(lambda: call(x))
+
+
 def cupy_adds(times: int) -> Callable[[Any, Any], None]:
     import cupy
 

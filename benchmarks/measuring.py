@@ -33,7 +33,7 @@ WAYS = {
     "unrolled": Way("unrolled 50 times", 50, 15),
     "one": Way("one call that is waited for", 1, 51),
     "dispatch": Way("one call until it returns", 1, 51),
-    "eager": Way("the function itself, without JAX", 1000, 3),
+    "eager": Way("the function itself, without JAX; of a bridge a call outside of jit", 1000, 3),
     "import": Way("import in a new process", 1, 1),
 }
 ROUNDS = 15  # samples of each
@@ -74,7 +74,7 @@ def dispatched(f: Callable[[], Any]) -> Run:
 
 
 def eager(f: Callable[[], Any], wait: Callable[[], Any] = lambda: None) -> Subject:
-    """Calls in a row without JAX: the time of the host."""
+    """Calls in a row outside of programs: the time of the host."""
     calls = WAYS["eager"].calls
 
     def run() -> float:

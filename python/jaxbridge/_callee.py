@@ -105,6 +105,8 @@ class Callee:
                     identity = _identity.fingerprint_of_named(f, self.name)
                 identities[id(f)] = identity
         self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
+        # Whether content tells every function of it.
+        self.is_told = all(map(_identity.is_told, identities.values()))
         key = tuple(self.identities.items()), told.ids()
         counts = _counts.setdefault(key, Stats())
         # What was counted under another identity stays counted.
@@ -112,11 +114,6 @@ class Callee:
         self._counts_before = {n: t - so_far.get(n, 0) for n, t in counts.totals().items()}
         self.counts = counts
         self._witness = told  # last: another thread asks it whether all this is done
-
-    @property
-    def is_told(self) -> bool:
-        """Whether content tells every function of it."""
-        return all(map(_identity.is_told, self.identities.values()))
 
     @property
     def is_durable(self) -> bool:

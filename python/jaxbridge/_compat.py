@@ -129,7 +129,11 @@ def result_aval(
                 f"an external function cannot take {a}, which is yet to be summed over "
                 f"{', '.join(sorted(map(str, axes)))}; sum it first with jax.lax.psum"
             )
-    sharding = _core.get_cur_mesh_sharding(jax.sharding.PartitionSpec(*spec))
+    sharding = _core.get_cur_mesh_sharding()
+    if any(spec):  # on the operands' mesh, where none is set
+        meshes = [sharding.mesh, *(a.sharding.mesh for a in arrays)]
+        mesh = next(m for m in meshes if not m.empty)
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     if not hasattr(_core, "ManualAxisType"):  # 0.8, 0.9
         varying = frozenset[Any]().union(*(a.vma for a in arrays))
         return _core.ShapedArray(shape, dtype, sharding=sharding, vma=varying)
@@ -223,7 +227,7 @@ def wait_until_ready(x: Any) -> None:
 
     `jax.block_until_ready` leaves Refs out, and to read one is a program (0.8.0 to 0.12).
     """
-    (x._refs._buf if is_ref(x) else x).block_until_ready()
+    (x if type(x) is array_type else x._refs._buf).block_until_ready()
 
 
 def ref_value_aval(x: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
     Generic,
@@ -20,17 +20,16 @@ from typing import (
 )
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from . import (
     _aliases,
     _call_site,
     _compat,
+    _eager,
     _errors,
     _identity,
+    _operands,
     _options,
-    _plan,
     _primitive,
     _results,
     _rule_calls,
@@ -81,6 +80,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         # Weak there: JAX's caches hold the programs' calls, and these the callee.
         self._programs = _primitive.Programs()
         callee.programs = weakref.ref(self._programs)
+        self._eager = _eager.EagerCalls()
 
     @property
     def name(self) -> str:
@@ -108,7 +108,6 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         axes: Axes | None,
     ) -> CallSite:
         callee = self.callee
-        callee.tell()
         witness = _identity.Witness()
         encoded, portable = _spec.encode(arguments, callee.token, witness)
         encoded_results, portable_results = _spec.encode(own_results, callee.token, witness)
@@ -151,49 +150,14 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             axes,
         )
 
-    # ---- the call ----------------------------------------------------------------------------
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As an attribute of a class: a method where a `def` or a lambda is wrapped, as that would be."""
-        is_method = any(isinstance(f, types.FunctionType) for f in self.callee.functions.values())
-        return types.MethodType(self, instance) if is_method and instance is not None else self
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls the function: eagerly, or as part of the program that is being traced.
-
-        Raises:
-            TypeError: an argument or a declared result that can't be passed on; the message names it.
-            BaseException: what the function itself raised, where it is called eagerly.
-        """
-        if isinstance(self.options.out, str) and self.options.out in kwargs:
-            raise TypeError(
-                f"{self.name}: the keyword {self.options.out!r} takes the results (out=); it is not "
-                f"the caller's"
-            )
-        if self.callee.makes_state and "state" in kwargs:
-            raise TypeError(
-                f"{self.name}: the keyword 'state' takes what state= made; it is not the caller's"
-            )
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        operands: list[Any] = []
-        slots: list[Any] = []
-        abstract: list[Any] = []
-        types_of_operands: list[tuple[tuple[int, ...], Any]] = []
-        for position, leaf in enumerate(leaves):
-            if _is_operand(leaf):
-                value, aval = self._operand(leaf, position, treedef)
-                slots.append(Slot(len(operands)))
-                operands.append(value)
-                abstract.append(aval)
-                types_of_operands.append((aval.shape, aval.dtype))
-            else:
-                slots.append(leaf)
-                abstract.append(leaf)
-        arguments = jax.tree.unflatten(treedef, slots)
-
-        declared = _results.declared(
-            self.name, self._results, *jax.tree.unflatten(treedef, abstract)
-        )
+    def _call(
+        self, leaves: Sequence[Any], treedef: Any, types: _operands.Types, declared: Any
+    ) -> _primitive.BoundCall:
+        """The call with these arguments and declared results."""
+        operands = [leaves[position] for position, _ in types]
+        types_of_operands = [(aval.shape, aval.dtype) for _, aval in types]
+        slots = [(position, Slot(i)) for i, (position, _) in enumerate(types)]
+        arguments = jax.tree.unflatten(treedef, _operands.put(leaves, slots))
         result_leaves, result_tree = jax.tree.flatten(declared)
         results = [_results.shape_and_dtype(self.name, leaf) for leaf in result_leaves]
         slot_tree = jax.tree.unflatten(result_tree, [Slot(i) for i in range(len(results))])
@@ -240,7 +204,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             has_side_effect,
             axes,
         )
-        bound = _primitive.BoundCall(
+        return _primitive.BoundCall(
             site,
             tuple(types_of_operands),
             tuple(results),
@@ -249,12 +213,57 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             inherited_method=_rule_calls.inherited_method(),
         )
 
+    # ---- the call ----------------------------------------------------------------------------
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As an attribute of a class: a method where a `def` or a lambda is wrapped, as that would be."""
+        is_method = any(isinstance(f, types.FunctionType) for f in self.callee.functions.values())
+        return types.MethodType(self, instance) if is_method and instance is not None else self
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function: eagerly, or as part of the program that is being traced.
+
+        Raises:
+            TypeError: an argument or a declared result that can't be passed on; the message names it.
+            BaseException: what the function itself raised, where it is called eagerly.
+        """
+        if isinstance(self.options.out, str) and self.options.out in kwargs:
+            raise TypeError(
+                f"{self.name}: the keyword {self.options.out!r} takes the results (out=); it is not "
+                f"the caller's"
+            )
+        if self.callee.makes_state and "state" in kwargs:
+            raise TypeError(
+                f"{self.name}: the keyword 'state' takes what state= made; it is not the caller's"
+            )
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        positions = _operands.take(self.name, leaves, treedef)
+        operands = [leaves[position] for position in positions]
+        self.callee.tell()
+        kept = None
+        # Taken before what a change of the Function replaces it for is read.
+        eager = self._eager if _primitive.is_eager(operands) else None
+        if eager is not None:
+            key = _eager.key_of(self.callee, (args, kwargs), leaves, treedef)
+            kept = eager.find(self.callee, key)
+        abstract = _operands.types_of(leaves, positions) if kept is None else kept.types
+        declared = _results.declared(
+            self.name, self._results, *jax.tree.unflatten(treedef, _operands.put(leaves, abstract))
+        )
+        results, tree = jax.tree.flatten(declared)
+        if kept is None or not kept.declares(declared, results, tree):
+            call = self._call(leaves, treedef, abstract, declared)
+            kept = None if eager is None else eager.add(key, call, abstract, declared)
+
         before = _errors.newest()
         try:
-            outs = _primitive.bind(bound, self._rules, operands)
+            if kept is not None:
+                outs = _primitive.run(kept.program, operands)
+            else:
+                outs = _primitive.bind(call, self._rules, operands)
             raised = None
             if _errors.newest() != before:
-                raised = _errors.raised_by(site.key, before)
+                raised = _errors.raised_by((kept or call.site).key, before)
         except _errors.from_xla as error:
             raised = _errors.original(error)
             if raised is None:
@@ -263,51 +272,9 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             _compat.forget_failed_effects()
             # Outside the handler, so that the exception gets no second context.
             _errors.raise_again(raised)
-        if len(outs) < len(result_leaves):  # the others are in Refs
+        if len(outs) < len(results):  # the others are in Refs
             return cast(R, outs[0] if len(outs) == 1 else tuple(outs) or None)
-        return cast(R, jax.tree.unflatten(result_tree, outs))
-
-    def _where(self, position: int, treedef: Any) -> str:
-        tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])
-        return _plan.argument_name(Template(tree).paths()[position])
-
-    def _operand(self, leaf: Any, position: int, treedef: Any) -> tuple[Any, Any]:
-        """An array argument as JAX takes it, and its abstract value."""
-        if _compat.is_ref(leaf):
-            aval = _compat.ref_value_aval(leaf)
-            return leaf, jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-        if _compat.is_key_array(leaf):
-            raise TypeError(
-                f"{self.name}: argument {self._where(position, treedef)} is an array of PRNG keys, "
-                f"which have no memory of a plain dtype; pass jax.random.key_data(key)"
-            )
-        if not isinstance(leaf, jax.Array):
-            given = leaf
-            if isinstance(given, (np.ndarray, np.generic)) and not given.dtype.isnative:
-                raise TypeError(
-                    f"{self.name}: argument {self._where(position, treedef)} is an array of another byte "
-                    f"order ({given.dtype.str}), and JAX has the machine's own only; pass "
-                    f"x.astype({given.dtype.name!r})"
-                )
-            try:
-                leaf = jnp.asarray(given)
-            except TypeError as error:
-                raise TypeError(
-                    f"{self.name}: argument {self._where(position, treedef)} is an array of dtype "
-                    f"{getattr(given, 'dtype', type(given))}, which JAX does not have"
-                ) from error
-            if (
-                isinstance(given, (np.ndarray, np.generic))
-                and given.dtype.kind in "iu"
-                and leaf.dtype.itemsize < given.dtype.itemsize
-                and not np.array_equal(given.astype(leaf.dtype), given)
-            ):
-                raise TypeError(
-                    f"{self.name}: argument {self._where(position, treedef)} has values that do not "
-                    f"fit {leaf.dtype.name}, and JAX has {given.dtype.name} only with 64-bit types "
-                    f"enabled: set jax_enable_x64"
-                )
-        return leaf, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return cast(R, jax.tree.unflatten(tree, outs))
 
     # ---- the user's view ---------------------------------------------------------------------
 
@@ -331,6 +298,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
                 f"{self.name}: elementwise=True already says how a call is split; drop defsharding"
             )
         self._rule = Rule(self.name, rule)
+        self._eager = _eager.EagerCalls()  # after it: who has this one has the rule
 
     def stats(self) -> dict[str, Any]:
         """Counts since the Function was made, with the calls of Functions that are the same.
@@ -368,15 +336,6 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
 
     def __repr__(self) -> str:
         return f"<jaxbridge.Function {self.name}>"
-
-
-def _is_operand(leaf: Any) -> bool:
-    return (
-        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
-        or _compat.is_ref(leaf)
-        or hasattr(type(leaf), "__jax_array__")
-        or _compat.is_typed_literal(leaf)
-    )
 
 
 def call(

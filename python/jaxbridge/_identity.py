@@ -64,10 +64,11 @@ class Witness:
 
     def holds(self) -> bool:
         """Whether every function is still what it was; one that is patched is not."""
-        return all(
-            len(now := _parts(fn)) == len(then) and all(map(operator.is_, now, then))
-            for fn, then in self._functions
-        )
+        for fn, then in self._functions:
+            now = _parts(fn)
+            if len(now) != len(then) or not all(map(operator.is_, now, then)):
+                return False
+        return True
 
     def ids(self) -> tuple[int, ...]:
         """Equal for witnesses that agree, as long as one of them lives."""

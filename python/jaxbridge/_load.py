@@ -22,6 +22,7 @@ from ._native_function import (
     result_types,
     select,
 )
+from ._options import vmap_methods
 from ._signature import Signature
 from .errors import SignatureError
 
@@ -244,6 +245,15 @@ class Library:
         if len(about.results) not in (0, count):
             raise ImportError(
                 f"{self.path}: {name} has {len(about.results)} rules for {count} results"
+            )
+        if about.vmap_method and about.vmap_method not in vmap_methods:
+            raise ImportError(
+                f"{self.path}: {name} says .vmap({about.vmap_method!r}); expected one of "
+                f"{', '.join(vmap_methods)}"
+            )
+        if about.vmap_method and about.flags & _elementwise:
+            raise ImportError(
+                f"{self.path}: {name} says .vmap() and .elementwise(), which says how to batch; drop one"
             )
         chosen = {
             "elementwise": bool(about.flags & _elementwise),

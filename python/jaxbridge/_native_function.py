@@ -55,6 +55,7 @@ class NativeCallee(Callee):
         self._tokens = weakref.WeakValueDictionary()
         self._witness = _identity.Witness()
         self.identities = dict.fromkeys(platforms, identity)
+        self.is_told = _identity.is_told(identity)
         self.counts = Stats()
         self._counts_before = self.counts.totals()
         if claim:

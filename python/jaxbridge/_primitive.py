@@ -59,6 +59,23 @@ for _kind in (CallSite, BoundCall, Rules):
     _compat.hold_weakly(_kind)
 
 
+def is_eager(operands: Sequence[Any]) -> bool:
+    """Whether a call with these operands is its program (`Programs.of`), and nothing else sees it."""
+    return (
+        not _compat.is_tracing()
+        and not _compat.is_debugging()
+        and _rule_calls.inherited_method() is None
+        and all(type(x) is _compat.array_type or _compat.is_concrete_ref(x) for x in operands)
+    )
+
+
+def run(program: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
+    """Makes an eager call; returns the results that are not stored in Refs."""
+    _wait_on_cpu(operands)
+    outs: list[Any] = program(*operands)
+    return outs
+
+
 def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
     """Makes the call; returns the results that are not stored in Refs."""
     if any(_compat.is_concrete_ref(operands[i]) for i, _ in call.refs):
@@ -123,10 +140,11 @@ class Programs:
     """The programs of the eager calls of one callee."""
 
     def __init__(self) -> None:
-        self.of = functools.lru_cache(128)(_make_program)
+        self.clear()
 
     def clear(self) -> None:
-        self.of.cache_clear()
+        # A new cache: with the old one goes what is kept with its programs (`_eager`).
+        self.of = functools.lru_cache(128)(_make_program)
 
 
 class _Told:
@@ -160,8 +178,8 @@ def programs_of(callee: "Callee") -> Programs:
 def _wait_on_cpu(operands: Sequence[Any]) -> None:
     # On the CPU a program whose operands are there runs on this thread, and its errors are raised by
     # this call. One that has to wait for them runs later, elsewhere.
-    arrays = [x for x in operands if isinstance(x, jax.Array) or _compat.is_concrete_ref(x)]
-    if any(d.platform == "cpu" for x in arrays[:1] for d in x.sharding.device_set):
+    arrays = [x for x in operands if type(x) is _compat.array_type or _compat.is_concrete_ref(x)]
+    if arrays and next(iter(arrays[0].sharding.device_set)).platform == "cpu":
         for x in arrays:
             _compat.wait_until_ready(x)
 

@@ -145,6 +145,15 @@ def encode(tree: Any, opaque: Callable[[Any], Any], witness: _identity.Witness) 
     return walk(tree), portable
 
 
+def has_plain_keys(tree: Any) -> bool:
+    """Whether all dictionaries have strings as keys: then trees with equal treedefs are written alike."""
+    if isinstance(tree, (tuple, list)):
+        return all(map(has_plain_keys, tree))
+    if type(tree) is dict:
+        return all(type(k) is str and has_plain_keys(x) for k, x in tree.items())
+    return True
+
+
 def decode(node: Any) -> Any:
     """The tree that `encode` was given.
 

@@ -59,6 +59,19 @@ TEST_F(last_use, an_idle_stream_releases_at_once) {
   let_go();
   EXPECT_EQ(released_, 1);
   EXPECT_EQ(release_unused(), 0u);
+  EXPECT_EQ(fake_cuda::count("cuEventRecord"), 0u);
+}
+
+TEST_F(last_use, the_legacy_stream_is_not_past_what_it_waits_for) {
+  CUstream blocking = api().make_stream(0, false);
+  api().hold_stream(blocking, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(blocking)).ok());
+  const auto scope = context_scope::enter(0);
+  release_after_last_use(stream_ref::legacy_default(), 0, &released_, &count);
+  EXPECT_EQ(release_unused(), 1u);
+  EXPECT_EQ(released_, 0);
+  api().hold_stream(blocking, hold::none);
+  until_released(1);
 }
 
 TEST_F(last_use, pending_work_keeps_the_owner) {
@@ -95,11 +108,16 @@ TEST_F(last_use, a_capture_is_left_alone_and_waited_for) {
 }
 
 TEST_F(last_use, an_answer_that_does_not_come_keeps_the_owner) {
-  api().fail("cuEventQuery", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
-  let_go();
-  api().fail(nullptr, 0, CUDA_SUCCESS, false);
-  EXPECT_EQ(release_unused(), 0u);
-  EXPECT_EQ(released_, 0) << "a leak is better";
+  api().hold_stream(stream_, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
+  for (const char* name : {"cuStreamQuery", "cuEventRecord", "cuEventQuery"}) {
+    api().fail(name, 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+    let_go();
+    api().fail(nullptr, 0, CUDA_SUCCESS, false);
+    EXPECT_EQ(release_unused(), 0u) << name;
+    EXPECT_EQ(released_, 0) << "a leak is better than memory that is used: " << name;
+  }
+  api().hold_stream(stream_, hold::none);
 }
 
 TEST_F(last_use, a_process_that_ends_keeps_everything) {

@@ -113,6 +113,11 @@ __attribute__((visibility("default"))) const struct library* jaxbridge_library_v
   one.doc = (struct text)TEXT("no UTF-8: \xff\xfe");
 #elif LIE == 18
   one.parameters = (struct text)TEXT("lambda");
+#elif LIE == 19
+  one.vmap_method = (struct text)TEXT("typo");
+#elif LIE == 20
+  one.vmap_method = (struct text)TEXT("sequential");
+  one.flags = 1;
 #endif
   (void)&no_handler;
   return &all;

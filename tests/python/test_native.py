@@ -498,6 +498,8 @@ _lies = {
     16: "a function of it is too short, or outside",
     17: "'utf-8' codec can't decode byte",
     18: "a parameter cannot be called 'lambda'",
+    19: r"one says \.vmap\('typo'\); expected one of sequential, ",
+    20: r"one says \.vmap\(\) and \.elementwise\(\)",
 }
 
 

@@ -620,6 +620,17 @@ def test_explicit_operands_that_do_not_go_together_are_refused(explicit):
         jax.jit(f)(put(X, "a", mesh=explicit), put(X, None, "a", mesh=explicit))
 
 
+def test_explicit_axes_where_no_mesh_is_set():
+    """The operands bring their mesh, as for JAX's own functions."""
+    watched = Watched(lambda x: x + 1)
+    f = jaxbridge.call(watched, like, elementwise=True)
+    x = put(X, "a", "b", mesh=mesh_of("Explicit"))
+    for y in (f(x), jax.jit(f)(x)):
+        assert jax.typeof(y).sharding.spec == P("a", "b")
+        np.testing.assert_array_equal(y, X + 1)
+    assert set(watched.shapes) == {((2, 4),)}
+
+
 def test_an_explicit_operand_and_one_that_is_whole(explicit):
     watched = Watched(lambda x, y: x + y)
     f = jaxbridge.call(watched, like, elementwise=True)

@@ -32,4 +32,11 @@ bool is_capturing(stream_ref stream) noexcept {
   return code == CUDA_SUCCESS && state != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+result<bool> is_idle(stream_ref stream) {
+  const CUresult code = driver::get().cuStreamQuery(static_cast<CUstream>(stream.handle()));
+  if (code == CUDA_ERROR_NOT_READY) return false;
+  if (status s = check(code, "cuStreamQuery"); !s.ok()) return s;
+  return true;
+}
+
 }  // namespace jaxbridge::cuda

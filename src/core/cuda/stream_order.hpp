@@ -21,4 +21,8 @@ namespace jaxbridge::cuda {
 /// Asking harms no capture. False without a driver.
 [[nodiscard]] bool is_capturing(stream_ref stream) noexcept;
 
+/// Whether the device is past all that `stream` has. Not for a stream that is being captured: that
+/// ends the capture.
+[[nodiscard]] result<bool> is_idle(stream_ref stream);
+
 }  // namespace jaxbridge::cuda

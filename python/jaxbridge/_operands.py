@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which leaves of a call's arguments are arrays, and these as JAX takes them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat, _plan
+from ._spec import Slot, Template
+
+# Most static values are these, and to find out about others takes long.
+_never = (bool, int, float, str)
+
+
+def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
+    """The positions of the leaves that are arrays, which become JAX's; the others are static.
+
+    Args:
+        name: of the function, for messages.
+        leaves: of the arguments; arrays of others are replaced.
+        treedef: of the arguments.
+
+    Raises:
+        TypeError: an array that JAX does not have; the message names the argument.
+    """
+    positions = []
+    for position, leaf in enumerate(leaves):
+        if type(leaf) is not _compat.array_type:
+            if type(leaf) in _never or not _is_operand(leaf):
+                continue
+            leaves[position] = _operand(name, leaf, position, treedef)
+        positions.append(position)
+    return positions
+
+
+# Of the operands, each with its position among the leaves.
+Types = Sequence[tuple[int, jax.ShapeDtypeStruct]]
+
+
+def types_of(leaves: Sequence[Any], positions: Sequence[int]) -> Types:
+    """The types of operands; of a Ref that of its value."""
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        aval = _compat.ref_value_aval(x) if _compat.is_ref(x) else x
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    return [(position, of(leaves[position])) for position in positions]
+
+
+def put(leaves: Sequence[Any], values: Sequence[tuple[int, Any]]) -> list[Any]:
+    """The leaves with others at some positions."""
+    out = list(leaves)
+    for position, value in values:
+        out[position] = value
+    return out
+
+
+def _is_operand(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+        or _compat.is_ref(leaf)
+        or hasattr(type(leaf), "__jax_array__")
+        or _compat.is_typed_literal(leaf)
+    )
+
+
+def _where(position: int, treedef: Any) -> str:
+    tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])
+    return _plan.argument_name(Template(tree).paths()[position])
+
+
+def _operand(name: str, leaf: Any, position: int, treedef: Any) -> Any:
+    if _compat.is_ref(leaf):
+        return leaf
+    if _compat.is_key_array(leaf):
+        raise TypeError(
+            f"{name}: argument {_where(position, treedef)} is an array of PRNG keys, "
+            f"which have no memory of a plain dtype; pass jax.random.key_data(key)"
+        )
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.isnative:
+        raise TypeError(
+            f"{name}: argument {_where(position, treedef)} is an array of another byte "
+            f"order ({leaf.dtype.str}), and JAX has the machine's own only; pass "
+            f"x.astype({leaf.dtype.name!r})"
+        )
+    try:
+        array = jnp.asarray(leaf)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: argument {_where(position, treedef)} is an array of dtype "
+            f"{getattr(leaf, 'dtype', type(leaf))}, which JAX does not have"
+        ) from error
+    if (
+        isinstance(leaf, (np.ndarray, np.generic))
+        and leaf.dtype.kind in "iu"
+        and array.dtype.itemsize < leaf.dtype.itemsize
+        and not np.array_equal(leaf.astype(array.dtype), leaf)
+    ):
+        raise TypeError(
+            f"{name}: argument {_where(position, treedef)} has values that do not "
+            f"fit {array.dtype.name}, and JAX has {leaf.dtype.name} only with 64-bit types "
+            f"enabled: set jax_enable_x64"
+        )
+    return array
