@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests that need a GPU. Without one they are skipped, with the reason."""
 
-import importlib.util
 import os
-from collections.abc import Callable
 
 import pytest
 
@@ -34,14 +32,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if os.path.dirname(__file__) in str(item.path):
             item.add_marker(skip)
-
-
-@pytest.fixture
-def needs() -> Callable[[str], None]:
-    """Skips the test, with the name, where a framework is not installed."""
-
-    def check(name: str) -> None:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"needs {name}, which is not installed")
-
-    return check

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests that need two GPUs in one machine. Without them they are skipped, with the reason."""
 
-import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if os.path.dirname(__file__) in str(item.path):
             item.add_marker(skip)
-
-
-@pytest.fixture
-def needs() -> Callable[[str], None]:
-    """Skips the test, with the name, where a framework is not installed."""
-
-    def check(name: str) -> None:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"needs {name}, which is not installed")
-
-    return check
 
 
 @pytest.fixture

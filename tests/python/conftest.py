@@ -2,7 +2,6 @@
 """The CPU tests: they run without a GPU, and on the CPU where there is one."""
 
 import gc
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 
@@ -24,17 +23,6 @@ def x64() -> Iterator[None]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def _needs(name: str) -> None:
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"needs {name}, which is not installed (make frameworks)")
-
-
-@pytest.fixture
-def needs() -> Callable[[str], None]:
-    """Skips the test, with the name, where a framework is not installed."""
-    return _needs
 
 
 @pytest.fixture
