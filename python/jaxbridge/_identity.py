@@ -192,8 +192,10 @@ class _Feed:
 
     def feed(self, x: Any) -> None:
         kind = type(x)
-        if x is None or x is Ellipsis or kind in (bool, int, str, bytes):
+        if x is None or x is Ellipsis or kind in (bool, str, bytes):
             self._text(f"{kind.__qualname__}:{x!r}")
+        elif kind is int:
+            self._text(f"int:{x:x}")  # Python limits the length of decimals
         elif kind is float:
             self._text(f"float:{float_text(x)}")
         elif kind is complex:

@@ -61,6 +61,8 @@ class Memory:
         self._what = what
         # By the borrow that has it: to which framework.
         self._lent: dict[object, str] = {}
+        # Whether what a borrow has put in order is still to be imported again.
+        self._is_behind = False
         self._released = False
         self._lock = threading.Lock()
 
@@ -134,8 +136,11 @@ class Memory:
             for part, stream in zip(self.parts, streams, strict=True):
                 if stream is not None and part.ready is not None:
                     _core.stream_order(stream, part.ready, part.view.ordinal)
-            if len(self._lent) == 1 and any(stream is not None for stream in streams):
+                    self._is_behind = True
+            # The last to end may be one that could not begin, and has no streams.
+            if self._is_behind and self._lent.keys() == {borrow}:
                 self._import_again()
+                self._is_behind = False
             self._lent.pop(borrow, None)
 
     def _import_again(self) -> None:

@@ -81,9 +81,9 @@ def bind(call: BoundCall, rules: Rules, operands: Sequence[Any]) -> list[Any]:
     if any(_compat.is_concrete_ref(operands[i]) for i, _ in call.refs):
         # Reading and writing a Ref are operations of their own when they are not traced together:
         # only one program updates it in place.
+        if not _compat.is_tracing() and not any(isinstance(x, jax.core.Tracer) for x in operands):
+            return _run_alone(call, operands)
         with jax.disable_jit(False):
-            if not any(isinstance(x, jax.core.Tracer) for x in operands):
-                _wait_on_cpu(operands)
             return list(programs_of(call.site.callee).of(call)(*operands))
     return _with_refs(call, rules, *operands)
 
@@ -189,6 +189,11 @@ def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
         return _expanded(call, rules)(*operands)
     if call.refs:
         call = dataclasses.replace(call, refs=())  # these are values
+    return _run_alone(call, operands)
+
+
+def _run_alone(call: BoundCall, operands: Sequence[Any]) -> list[Any]:
+    """Makes an eager call, however JAX debugs; returns the results that are not stored in Refs."""
     # An eager call is a program of one call. disable_jit must not reach it: the call has no other form.
     with jax.disable_jit(False):
         _wait_on_cpu(operands)
@@ -197,10 +202,11 @@ def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:
         if not (nans or infs):
             return list(program(*operands))
         # Where JAX finds one in the results of a program, it runs the program's operations one by one
-        # to tell which it was: it would come here again, for ever.
+        # to tell which it was: it would come here again, for ever, and with Refs that are gone.
         with jax.debug_nans(False), jax.debug_infs(False):
             outs = list(program(*operands))
-        if (kind := invalid_number(outs, nans, infs)) is not None:
+        stored = [_compat.ref_array(operands[i]) for i, result in call.refs if result is not None]
+        if (kind := invalid_number([*outs, *stored], nans, infs)) is not None:
             raise FloatingPointError(f"invalid value ({kind}) encountered in {call.name}")
         return outs
 

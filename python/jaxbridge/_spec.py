@@ -102,7 +102,7 @@ def encode(tree: Any, opaque: Callable[[Any], Any], witness: _identity.Witness) 
                     return ["enum", ref, x.name]
                 return ["flags", ref, walk(x.value)]
             case _ if type(x) is int:
-                return ["int", str(x)]
+                return ["int", f"{x:x}"]  # Python limits the length of decimals
             case _ if type(x) is float:
                 return ["float", _identity.float_text(x)]
             case _ if type(x) is complex:
@@ -167,7 +167,7 @@ def decode(node: Any) -> Any:
         case "slot":
             return Slot(rest[0])
         case "int":
-            return int(rest[0])
+            return int(rest[0], 16)
         case "float":
             return float.fromhex(rest[0])
         case "complex":

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -234,12 +235,90 @@ TEST_F(kernel_test, says_which_driver_call_failed) {
 TEST_F(kernel_test, ends_quietly_when_the_process_ends) {
   {
     kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8);
-    EXPECT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+    // Of three streams one has a graph, and one is to get it.
+    const std::array streams = {api().make_stream(0, true), api().make_stream(0, true),
+                                api().make_stream(0, true)};
+    for (std::size_t i : {0U, 0U, 1U}) EXPECT_TRUE(call(t, streams[i], 0, x_, y_).ok());
+    EXPECT_EQ(t.graphs()->size(), 1U);
     jaxbridge::begin_exit();
-    EXPECT_FALSE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+    api().clear_calls();
+    for (CUstream stream : streams) {
+      const status s = call(t, stream, 0, x_, y_);
+      EXPECT_EQ(s.message(), "f: the process is ending");
+    }
   }
-  EXPECT_EQ(fake_cuda::count("cuModuleUnload"), 0U);
+  EXPECT_TRUE(fake_cuda::calls().empty());
   api().reset(2);
+}
+
+TEST_F(kernel_test, runs_once_or_not_at_all_whichever_driver_call_fails) {
+  const char* failed = "";
+  for (long nth = 1; failed != nullptr; ++nth) {
+    api().reset(2);
+    jaxbridge::cuda::driver::reset_for_testing();
+    ASSERT_TRUE(jaxbridge::cuda::driver::status().ok());
+    api().define_kernel("add", 3, &add);
+    CUstream stream = api().make_stream(0, true);
+    {
+      kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 1);
+      api().fail(nullptr, nth, CUDA_ERROR_INVALID_VALUE, false);
+      int errors = 0;
+      for (int i = 0; i < 5; ++i) {
+        x_[0] = static_cast<float>(i);
+        y_[0] = -1;
+        const std::size_t before = fake_cuda::executions().size();
+        const status s = call(t, stream, 0, x_, y_);
+        EXPECT_EQ(fake_cuda::executions().size() - before, s.ok() ? 1U : 0U) << nth;
+        EXPECT_EQ(y_[0], s.ok() ? x_[0] + 1 : -1) << nth;
+        errors += s.ok() ? 0 : 1;
+      }
+      EXPECT_LE(errors, 1) << nth;
+      failed = api().failed();
+      api().fail(nullptr, 0, CUDA_SUCCESS, false);
+    }
+    // A capture that could not be ended, and a graph that could not be destroyed, are left.
+    const std::string name = failed != nullptr ? failed : "";
+    EXPECT_EQ(api().live().captures, name == "cuStreamEndCapture" ? 1U : 0U) << nth;
+    EXPECT_EQ(api().live().graphs, name == "cuGraphDestroy" ? 1U : 0U) << nth;
+    EXPECT_EQ(api().live().executables, 0U) << nth << " " << name;
+    EXPECT_EQ(api().live().context_depth, 0U) << nth << " " << name;
+    give_all_back();
+  }
+  api().reset(2);
+}
+
+TEST_F(kernel_test, on_threads_of_two_devices_while_graphs_are_cleared) {
+  for (const std::size_t limit : {0U, 1U, 8U}) {
+    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, limit);
+    const std::array streams = {api().make_stream(0, true), api().make_stream(1, true)};
+    std::atomic<int> wrong{0};
+    std::atomic<bool> done{false};
+    std::thread clears([&] {
+      while (!done) (void)t.graphs()->clear();
+    });
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        std::array<std::array<float, 4>, 3> x{};
+        std::array<std::array<float, 4>, 3> y{};
+        for (std::size_t k = 0; k < 300; ++k) {
+          x[k % 3][0] = static_cast<float>(k);
+          const bool ok =
+              call(t, streams[static_cast<std::size_t>(i % 2)], i % 2, x[k % 3], y[k % 3]).ok();
+          if (!ok || y[k % 3][0] != static_cast<float>(k + 1)) ++wrong;
+        }
+      });
+    }
+    for (std::thread& one : threads) one.join();
+    done = true;
+    clears.join();
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(t.calls(), 1200U);
+    EXPECT_LE(t.graphs()->size(), limit);
+    if (limit == 0) {
+      EXPECT_EQ(t.graphs()->captures(), 0U);
+    }
+  }
 }
 
 }  // namespace

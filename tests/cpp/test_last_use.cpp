@@ -74,6 +74,27 @@ TEST_F(last_use, the_legacy_stream_is_not_past_what_it_waits_for) {
   until_released(1);
 }
 
+TEST_F(last_use, of_the_default_stream_of_another_thread_is_waited_for) {
+  auto* const own = reinterpret_cast<CUstream>(CU_STREAM_PER_THREAD);
+  std::atomic<bool> enqueued{false};
+  std::atomic<bool> asked{false};
+  std::thread uses([&] {
+    const auto scope = context_scope::enter(0);
+    api().hold_stream(own, hold::until_released);
+    EXPECT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(own)).ok());
+    enqueued = true;
+    while (!asked) std::this_thread::yield();
+    api().hold_stream(own, hold::none);
+  });
+  while (!enqueued) std::this_thread::yield();
+  release_after_last_use(stream_ref(own), 0, &released_, &count);
+  EXPECT_EQ(release_unused(), 1u);
+  EXPECT_EQ(released_, 0);
+  asked = true;
+  uses.join();
+  until_released(1);
+}
+
 TEST_F(last_use, pending_work_keeps_the_owner) {
   api().hold_stream(stream_, hold::until_released);
   ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());

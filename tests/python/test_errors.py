@@ -235,6 +235,31 @@ def test_debug_nans_and_infs(x, value, option, dtype, way):
     assert not np.isfinite(np.asarray(f(x))).any()
 
 
+@pytest.mark.parametrize("disable_jit", [False, True])
+def test_debug_nans_leaves_a_ref_as_the_function_did(x, disable_jit):
+    """JAX would run the program again, whose Ref is donated by then."""
+    calls = []
+
+    def fn(r, v):
+        calls.append(1)
+        r[...] = v
+        with np.errstate(invalid="ignore"):
+            return v - v
+
+    f = jaxbridge.call(fn, lambda r, v: v)
+    for value in (1, np.nan, np.inf):  # in neither, in the Ref and the result, in the result
+        ref, v = jax.new_ref(x + 0), jnp.full_like(x, value)
+        calls.clear()
+        with jax.debug_nans(True), jax.disable_jit(disable_jit):
+            if value == 1:
+                np.testing.assert_array_equal(f(ref, v), np.zeros_like(x))
+            else:
+                with pytest.raises(FloatingPointError, match=r"\(nan\).*fn"):
+                    f(ref, v)
+        assert len(calls) == 1
+        np.testing.assert_array_equal(ref[...], np.full_like(x, value))
+
+
 def test_eager_with_ref(x):
     ref = jax.new_ref(x + 0)
 

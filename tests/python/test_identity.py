@@ -103,7 +103,7 @@ def x():
 # ---- told by content -----------------------------------------------------------------------------
 
 TOLD = {
-    "None": None, "True": True, "1": 1, "1.0": 1.0, "big": 10**30, "-0.0": -0.0, "0.0": 0.0,
+    "None": None, "True": True, "1": 1, "1.0": 1.0, "big": 10**5000, "-0.0": -0.0, "0.0": 0.0,
     "nan": math.nan, "inf": math.inf, "0j": 0j, "-0j": complex(0, -0.0), "text": "1",
     "surrogate": "\ud800", "bytes": b"1", "empty": (), "tuple": (1,), "nested": ((1,),),
     "tuple of float": (1.0,), "frozenset": frozenset({1}), "frozenset of text": frozenset({"a", "b"}),

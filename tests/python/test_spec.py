@@ -142,6 +142,13 @@ def test_nan_round_trip():
         assert portable and repr(_spec.decode(json.loads(json.dumps(encoded)))) == repr(value)
 
 
+def test_integers_of_any_length():
+    """Python writes more than 4300 decimals only where that is allowed."""
+    for value in (10**5000, -(10**5000)):
+        encoded, portable = encode((value,))
+        assert portable and _spec.decode(json.loads(json.dumps(encoded))) == (value,)
+
+
 def test_different_things_have_different_texts():
     texts = collections.defaultdict(list)
     for value in PORTABLE:

@@ -572,6 +572,19 @@ def test_a_borrow_orders_both_ways():
     _compat.stream_waits = fails
     raises(BufferError, "no", jaxbridge.borrow(Ref(), stream=consumer).acquire)
     memory.usable()
+
+    # Another borrow ends while it cannot begin: JAX is behind that one.
+    def ends_a(stream, array):
+        a.release()
+        raise BufferError("no")
+    _compat.stream_waits = lambda stream, array: None
+    a = jaxbridge.borrow(Ref(), stream=consumer)
+    a.acquire()
+    imports.clear()
+    _compat.stream_waits = ends_a
+    raises(BufferError, "no", jaxbridge.borrow(Ref(), stream=second).acquire)
+    assert len(imports) == 1
+    memory.usable()
     """)
 
 

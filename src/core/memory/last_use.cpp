@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/cuda/context.hpp"
+#include "core/cuda/driver_types.hpp"
 #include "core/cuda/event.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
@@ -27,6 +28,12 @@ struct use {
   void (*release)(void* owner) noexcept = nullptr;
   std::optional<cuda::event> end;  // nothing: a capture forbade to record it
 };
+
+// Whoever asks may be another thread, and has another default stream of its own: the legacy stream
+// waits for those of all threads.
+stream_ref for_any_thread(stream_ref stream) noexcept {
+  return stream.address() <= cuda::CU_STREAM_PER_THREAD ? stream_ref::legacy_default() : stream;
+}
 
 enum class state { done, running, lost };
 
@@ -144,7 +151,7 @@ void release_after_last_use(stream_ref stream, int ordinal, void* owner,
   // Releasing may need Python, and asking the device needs the driver: both end with the process.
   const python_use permit;
   if (!permit.granted()) return;
-  use u{stream, ordinal, owner, release, std::nullopt};
+  use u{for_any_thread(stream), ordinal, owner, release, std::nullopt};
   switch (advance(u)) {
     case state::done:
       release(owner);

@@ -9,6 +9,7 @@
 
 #include "core/cuda/graph.hpp"
 #include "core/cuda/stream_order.hpp"
+#include "core/exit.hpp"
 
 namespace jaxbridge::native {
 
@@ -22,6 +23,8 @@ kernel_target::kernel_target(std::string name, std::shared_ptr<cuda::kernel> ker
 
 status kernel_target::invoke(const dispatch::call& c) noexcept {
   if (status s = begin(c); !s.ok()) return s;
+  // Before graphs: to launch one is a use of CUDA like any.
+  if (exiting()) return named({status_code::failed_precondition, "the process is ending"});
   if (arguments().size() > max_arguments) {
     return {status_code::invalid_argument, name() + ": too many parameters"};
   }
