@@ -128,6 +128,24 @@ TEST_F(last_use, a_capture_is_left_alone_and_waited_for) {
   until_released(1);
 }
 
+TEST_F(last_use, asking_harms_no_capture_of_another_thread) {
+  api().hold_stream(stream_, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
+  let_go();
+  CUstream captured = api().make_stream(0, true);
+  ASSERT_EQ(api().begin_capture(captured, fake_cuda::capture_mode::global), CUDA_SUCCESS);
+  std::thread([this] {
+    EXPECT_EQ(release_unused(), 1u);
+    let_go();
+    release_after_last_use(stream_ref(api().make_stream(0, true)), 0, &released_, &count);
+  }).join();
+  EXPECT_EQ(released_, 1);
+  std::size_t work = 0;
+  EXPECT_EQ(api().end_capture(captured, &work), CUDA_SUCCESS);
+  api().hold_stream(stream_, hold::none);
+  until_released(3);
+}
+
 TEST_F(last_use, an_answer_that_does_not_come_keeps_the_owner) {
   api().hold_stream(stream_, hold::until_released);
   ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cuda/capture_mode.hpp"
 #include "core/cuda/context.hpp"
 #include "core/cuda/driver_types.hpp"
 #include "core/cuda/event.hpp"
@@ -40,6 +41,8 @@ enum class state { done, running, lost };
 // One step of a use, without any lock: marks its end where that was not possible before, and looks
 // whether the device is past it.
 state advance(use& u) {
+  // A capture of another thread that forbids questions to all threads is not to fail for this one.
+  const cuda::relaxed_capture_scope relaxed;
   if (!u.end) {
     const auto scope = cuda::context_scope::enter(u.ordinal);
     if (!scope.ok()) return state::lost;

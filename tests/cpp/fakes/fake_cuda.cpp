@@ -541,6 +541,7 @@ CUresult fake_stream_query(CUstream handle) {
     CUstream s = nullptr;
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
     if (const CUresult code = look_at(s); code != CUDA_SUCCESS) return code;
+    if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
     return s->executed >= s->enqueued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
@@ -881,6 +882,7 @@ CUresult fake_event_synchronize(CUevent e) {
 CUresult fake_event_query(CUevent e) {
   return entry("cuEventQuery", {word(e)}, true, [&](locked&) {
     if (const CUresult code = look_at(e); code != CUDA_SUCCESS) return code;
+    if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
     return e->stream == nullptr || e->stream->executed >= e->position ? CUDA_SUCCESS
                                                                       : CUDA_ERROR_NOT_READY;
   });
