@@ -132,7 +132,12 @@ def test_each_device_calls_with_its_own(framework, how, mesh, x, needs):
     needs(PACKAGES.get(framework, framework))
     adds = Adds(framework)
     f = jaxbridge.call(
-        adds, like, out="out", framework=framework, elementwise=how != "shard_map", name=f"m.{how}"
+        adds,
+        like,
+        out="out",
+        framework=framework,
+        elementwise=how != "shard_map",
+        name=f"m.{how}.{framework}",
     )
     step = {"shard_map": split(f, mesh), "jit": jax.jit(f), "eager": f}[how]
     y = x

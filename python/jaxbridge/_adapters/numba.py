@@ -37,6 +37,7 @@ class _Cuda:
                 f"{type(e).__name__}: {e}; pip install numba-cuda"
             ) from e
         self.gpus = cuda.gpus
+        len(self.gpus)  # makes Numba's list of them, which two threads may not do at once
         self.Array = DeviceNDArray
         self.MemoryPointer = MemoryPointer
         # Numba has no current stream. What gets none goes to the default stream, which is another
@@ -45,9 +46,14 @@ class _Cuda:
         self.default_stream = 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
 
 
+_starting = threading.Lock()
+
+
 @functools.cache
 def _cuda() -> _Cuda:
-    return _Cuda()
+    # The devices of a program make their first calls at once.
+    with _starting:
+        return _Cuda()
 
 
 class _Scope:
