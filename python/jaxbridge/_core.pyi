@@ -85,6 +85,17 @@ def owner_wrote(pointer: int, stream: int, ordinal: int) -> None:
     What is on the owner's stream now comes before the next fence of the memory at that address, which JAX has imported.
     """
 
+def owner_follows(pointer: int, stream: int, ordinal: int) -> bool:
+    """
+    Later work on the owner's stream waits for the programs that this thread has run since owner_wrote, the last of which has a fence of the memory at that address. False: there was none, or it is not known to be enqueued.
+    """
+
+def current_context() -> int:
+    """The CUcontext that is current for this thread; 0: none."""
+
+def make_current(context: int) -> None:
+    """Makes a CUcontext, or none, current for this thread, where it is not."""
+
 def export_stream(ordinal: int) -> int:
     """A stream without work, on which arrays of JAX become ready for others."""
 

@@ -11,12 +11,14 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from . import _adapters, _core, _imports, _views
+from ._current_device import keeps_current_device
 from ._sharded import Sharded
 
 # What is no tree, known without a look.
 _leaves = frozenset([_core.View, np.ndarray, _views.capsule_type, Sharded])
 
 
+@keeps_current_device
 def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> Any:
     """JAX arrays in the memory of arrays that others made.
 
@@ -207,5 +209,5 @@ def _warn_of_placement() -> None:
         warnings.warn(
             "from_external leaves memory of the host on the CPU, while JAX computes on "
             f"{platform} by default; give device= to move it (said once)",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat, _core, _errors, _fence, _imports, _owners, _primitive, _views
+from ._current_device import keeps_current_device
 from ._memory import Memory, check_apart
 from ._sharded import Sharded
 
@@ -107,6 +108,7 @@ class InPlace:
         is_method = isinstance(self._fun, types.FunctionType) and instance is not None
         return types.MethodType(self, instance) if is_method else self
 
+    @keeps_current_device
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing():
             raise RuntimeError(
@@ -117,8 +119,8 @@ class InPlace:
         if self._is_one and count > first:
             kept = self._memories.get(id(args[first]))
             if kept is not None and kept.is_of(args[first]):
-                program = self._programs.get((count, kept.sharding))
-                if program is not None:
+                program = kept.program
+                if program is not None and kept.count == count:
                     others = (*args[:first], *args[first + 1 :])
                     return self._run(program, (kept,), None, others, kwargs)
         if count <= max(self._argnums):
@@ -147,6 +149,8 @@ class InPlace:
         check_apart([p.view for kept in all_kept for p in kept.memory.parts], "inplace")
         alone = len(leaves) == 1 and leaves[0] is given[0] and self._is_one
         program = self._program_of(count, None if alone else tree, [k.sharding for k in all_kept])
+        if alone:
+            all_kept[0].program, all_kept[0].count = program, count
         others = tuple(a for n, a in enumerate(args) if n not in self._argnums)
         return self._run(program, all_kept, None if alone else tree, others, kwargs)
 
@@ -163,12 +167,15 @@ class InPlace:
                 self._check_others(all_kept, others, kwargs)
             if _compat.is_debugging():
                 program = _debugged(program, self._name)
-            arrays = [kept.memory.array for kept in all_kept]
-            taken = arrays[0] if tree is None else jax.tree.unflatten(tree, arrays)
-            updated, aux = program(taken, *others, **kwargs)
-            leaves = (updated,) if tree is None else jax.tree.leaves(updated)
-            for kept, array in zip(all_kept, leaves, strict=True):
-                kept.end(array, self._stream)
+            if tree is None:
+                (kept,) = all_kept
+                updated, aux = program(kept.memory.array, *others, **kwargs)
+                kept.end(updated)
+            else:
+                taken = jax.tree.unflatten(tree, [kept.memory.array for kept in all_kept])
+                updated, aux = program(taken, *others, **kwargs)
+                for kept, array in zip(all_kept, jax.tree.leaves(updated), strict=True):
+                    kept.end(array)
             return aux
         except BaseException as error:
             # An interrupt comes before the end of the update, which goes on in the memory. If that fails
@@ -302,7 +309,16 @@ class _Kept:
         self.key = key = id(x)
         self._on_cpu = self.memory.parts[0].device.platform == "cpu"
         self._is_there = _owners.watch(x, self.memory) if self.lasts else lambda _: False
-        self._streams = [_owners.stream_of(part) for part in parts]
+        # Of a call with that many arguments, of which this is the one that is updated.
+        self.program: Callable[..., Any] | None = None
+        self.count = 0
+        # Of each part: where it is, and from the ordinal to the stream on which its owner uses it.
+        self._places = [
+            (p.view.pointer, p.view.ordinal, _owners.stream_of(part))
+            for p, part in zip(self.memory.parts, parts, strict=True)
+        ]
+        # Of the call that uses it: for each part, on which the owner does; None: nobody knows.
+        self._streams: list[int | None] = []
         self._tell = _owners.teller_of(x)
         self.extents = self.memory.extents
         self._object: Callable[[], Any]
@@ -344,27 +360,23 @@ class _Kept:
                 )
         if self._on_cpu:
             return
-        for part, stream_of in zip(self.memory.parts, self._streams, strict=True):
-            stream = stream_of(part.view.ordinal) if given is None else given
-            if stream is not None:
-                _core.owner_wrote(part.view.pointer, stream, part.view.ordinal)
+        self._streams = [of(n) if given is None else given for _, n, of in self._places]
+        for k, (pointer, ordinal, _) in enumerate(self._places):
+            if (stream := self._streams[k]) is not None:
+                _core.owner_wrote(pointer, stream, ordinal)
 
-    def end(self, array: jax.Array, given: int | None) -> None:
+    def end(self, array: jax.Array) -> None:
         """What the owner enqueues from now on comes after the computation of `array`."""
         memory = self.memory
         memory.array = array
         if self._on_cpu:
             # At once: what else is done before the wait can cost a thread's sleep.
             array.block_until_ready()
+        elif len(self._places) == 1:
+            self._give_back(0, array)
         else:
-            for part, stream_of, shard in zip(
-                memory.parts, self._streams, memory.shards(), strict=True
-            ):
-                stream = stream_of(part.view.ordinal) if given is None else given
-                if stream is None:
-                    shard.block_until_ready()
-                else:
-                    _compat.stream_waits(stream, shard)
+            for k, shard in enumerate(memory.shards()):
+                self._give_back(k, shard)
         if not memory.is_in_place(array):
             raise RuntimeError(
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
@@ -372,6 +384,16 @@ class _Kept:
             )
         if self._tell is not None:
             self._tell(self._object())
+
+    def _give_back(self, k: int, shard: Any) -> None:
+        """What the owner of part `k` enqueues from now on comes after the computation of `shard`."""
+        pointer, ordinal, _ = self._places[k]
+        stream = self._streams[k]
+        # One that is ready by now may be that of a program that has failed.
+        if stream is None or shard.is_ready():
+            shard.block_until_ready()
+        elif not _core.owner_follows(pointer, stream, ordinal):
+            _compat.stream_waits(stream, shard)
 
 
 def _positions(option: str, given: Any) -> tuple[bool, tuple[int, ...]]:

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 
 from . import _adapters, _compat, _core, _views
+from ._current_device import keeps_current_device
 from ._memory import Memory
 
 
+@keeps_current_device
 def ref(x: Any) -> jax.Ref:
     """A `jax.Ref` in the memory of an array that another library made.
 
@@ -108,6 +110,7 @@ class borrow:  # noqa: N801 (used as a function)
         # Stream objects, which have to live as long as their handles are used.
         self._kept: list[Any] = [stream]
 
+    @keeps_current_device
     def acquire(self) -> Any:
         """Begins it, as `with` does."""
         if self._streams is not None:
@@ -165,6 +168,7 @@ class borrow:  # noqa: N801 (used as a function)
         self._kept.append(keep)
         return handle
 
+    @keeps_current_device
     def release(self) -> None:
         """Ends it, as the end of `with` does. After an error it goes on, and can be ended again."""
         if self._streams is None:

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 
 from . import _compat, _core, _imports, _views
+from ._current_device import keeps_current_device
 
 
+@keeps_current_device
 def release(x: Any) -> None:
     """Ends JAX's use of memory that `from_external` or `ref` brought in.
 

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _adapters, _compat, _core, _views
+from ._current_device import keeps_current_device
 
 # (framework, dtype, platform) that an adapter has said yes to: to ask takes longer than all the rest.
 _known_dtypes: set[tuple[str, Any, str]] = set()
 
 
+@keeps_current_device
 def view(a: jax.Array) -> _core.View:
     """An array of JAX as an object that any library takes, without a copy.
 
@@ -79,6 +81,7 @@ def _view(
     return _core.view_of_capsule(capsule, stream, not is_copy, a, True)
 
 
+@keeps_current_device
 def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any = None) -> Any:
     """Arrays of JAX as arrays of another library.
 
@@ -157,6 +160,7 @@ def _elsewhere(a: jax.Array, framework: str, platform: str, copy: bool | None) -
     return np.array(a) if copy else np.asarray(a)
 
 
+@keeps_current_device
 def _copied_view(
     v: _core.View, stream: int | None, dl_device: tuple[int, int] | None
 ) -> _core.View:

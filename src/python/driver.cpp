@@ -81,6 +81,36 @@ void bind_driver(nb::module_& m) {
       "address, "
       "which JAX has imported.");
   m.def(
+      "owner_follows",
+      [](std::uintptr_t pointer, std::uintptr_t stream, int ordinal) {
+        bool follows = false;
+        on_device(ordinal, [&] {
+          const result<bool> answer = memory::owner_follows(pointer, stream_at(stream));
+          if (!answer.ok()) return answer.error();
+          follows = answer.value();
+          return status();
+        });
+        return follows;
+      },
+      nb::arg("pointer"), nb::arg("stream"), nb::arg("ordinal"),
+      "Later work on the owner's stream waits for the programs that this thread has run since "
+      "owner_wrote, the last of which has a fence of the memory at that address. False: there was "
+      "none, or it is not known to be enqueued.");
+  m.def(
+      "current_context",
+      [] {
+        const result<cuda::CUcontext> current = cuda::current_context();
+        if (!current.ok()) throw std::runtime_error(current.error().message());
+        return reinterpret_cast<std::uintptr_t>(current.value());
+      },
+      "The CUcontext that is current for this thread; 0: none.");
+  m.def(
+      "make_current",
+      [](std::uintptr_t context) {
+        raise_error(cuda::make_current(reinterpret_cast<cuda::CUcontext>(context)));
+      },
+      nb::arg("context"), "Makes a CUcontext, or none, current for this thread, where it is not.");
+  m.def(
       "export_stream",
       [](int ordinal) {
         const result<stream_ref> found = [ordinal] {

@@ -258,6 +258,38 @@ TEST_F(context_test, a_current_context_that_cannot_be_told_is_set_again) {
   EXPECT_EQ(pop(), api().primary(0));
 }
 
+TEST_F(context_test, what_was_current_is_made_so_again) {
+  ASSERT_TRUE(make_current(nullptr).ok());
+  ASSERT_TRUE(primary_context(0).ok());
+  ASSERT_TRUE(primary_context(1).ok());
+  for (CUcontext before : {api().primary(0), api().primary(1), static_cast<CUcontext>(nullptr)}) {
+    ASSERT_TRUE(make_current(before).ok());
+    EXPECT_EQ(current(), before);
+    const result<CUcontext> asked = current_context();
+    ASSERT_TRUE(asked.ok());
+    EXPECT_EQ(asked.value(), before);
+    EXPECT_EQ(driver::get().cuCtxSetCurrent(api().primary(1)), CUDA_SUCCESS);
+    EXPECT_TRUE(make_current(asked.value()).ok());
+    EXPECT_EQ(current(), before);
+  }
+}
+
+TEST_F(context_test, a_context_that_is_current_is_not_set) {
+  push(primary_context(0).value());
+  api().clear_calls();
+  EXPECT_TRUE(make_current(api().primary(0)).ok());
+  EXPECT_EQ(fake_cuda::call_names(), (names{"cuCtxGetCurrent"}));
+  pop();
+}
+
+TEST_F(context_test, errors_of_making_current_are_reported) {
+  ASSERT_TRUE(primary_context(0).ok());
+  api().fail("cuCtxGetCurrent", 1, CUDA_ERROR_UNKNOWN, false);
+  EXPECT_FALSE(current_context().ok());
+  api().fail("cuCtxSetCurrent", 1, CUDA_ERROR_INVALID_CONTEXT, false);
+  EXPECT_EQ(make_current(api().primary(0)).code(), status_code::failed_precondition);
+}
+
 TEST_F(context_test, nothing_is_called_once_the_process_ends) {
   {
     const auto scope = context_scope::enter(0);

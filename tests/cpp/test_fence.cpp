@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/cuda/context.hpp"
@@ -26,6 +27,7 @@ using jaxbridge::status;
 using jaxbridge::stream_ref;
 using jaxbridge::dispatch::fence_cuda;
 using jaxbridge::memory::add_import;
+using jaxbridge::memory::owner_follows;
 using jaxbridge::memory::owner_wrote;
 using jaxbridge::memory::remove_import;
 using jaxbridge::memory::wait_for_owner;
@@ -157,12 +159,52 @@ TEST_F(fence, a_mark_ends_with_the_import) {
   EXPECT_TRUE(wait_for_owner(address(), stream_ref(xla_)).ok());
 }
 
+TEST_F(fence, the_owner_follows_what_its_thread_has_run) {
+  const float late = 7;
+  float seen = 0;
+  EXPECT_TRUE(owner_wrote(address(), stream_ref(owner_)).ok());
+  EXPECT_EQ(run().code, 0);
+  api().hold_stream(xla_, hold::until_released);
+  copy(xla_, late, memory_);  // what the program does after its fence
+  const auto follows = owner_follows(address(), stream_ref(owner_));
+  ASSERT_TRUE(follows.ok());
+  EXPECT_TRUE(follows.value());
+  copy(owner_, memory_, seen);
+  EXPECT_EQ(seen, 0);
+  api().hold_stream(xla_, hold::none);
+  EXPECT_EQ(seen, 7);
+}
+
+TEST_F(fence, the_owner_follows_no_program_of_before) {
+  EXPECT_TRUE(owner_wrote(address(), stream_ref(owner_)).ok());
+  EXPECT_FALSE(owner_follows(address(), stream_ref(owner_)).value());
+  EXPECT_EQ(run().code, 0);
+  EXPECT_TRUE(owner_follows(address(), stream_ref(owner_)).value());
+  EXPECT_TRUE(owner_wrote(address(), stream_ref(owner_)).ok());
+  EXPECT_FALSE(owner_follows(address(), stream_ref(owner_)).value());
+}
+
+TEST_F(fence, the_owner_follows_no_program_that_another_thread_may_still_be_in) {
+  EXPECT_TRUE(owner_wrote(address(), stream_ref(owner_)).ok());
+  std::thread([&] { EXPECT_EQ(run().code, 0); }).join();
+  api().clear_calls();
+  EXPECT_FALSE(owner_follows(address(), stream_ref(owner_)).value());
+  EXPECT_EQ(api().calls(), 0u);
+}
+
+TEST_F(fence, the_owner_follows_nothing_where_nothing_is_imported) {
+  const float other = 0;
+  EXPECT_FALSE(owner_follows(reinterpret_cast<std::uintptr_t>(&other), stream_ref(owner_)).value());
+}
+
 TEST_F(fence, errors_of_the_driver_are_reported) {
   api().fail("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE, false);
   EXPECT_FALSE(owner_wrote(address(), stream_ref(owner_)).ok());
   EXPECT_TRUE(owner_wrote(address(), stream_ref(owner_)).ok());
   api().fail("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_VALUE, false);
   EXPECT_NE(run().code, 0);
+  api().fail("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE, false);
+  EXPECT_FALSE(owner_follows(address(), stream_ref(owner_)).ok());
 }
 
 }  // namespace

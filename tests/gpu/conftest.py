@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests that need a GPU. Without one they are skipped, with the reason."""
 
+import importlib.util
 import os
 
 import pytest
@@ -32,3 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if os.path.dirname(__file__) in str(item.path):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _the_first_device_is_current() -> None:
+    """JAX leaves that of its last program current, or of its start the last one."""
+    if importlib.util.find_spec("cupy"):
+        import cupy
+
+        cupy.cuda.Device(0).use()

@@ -330,6 +330,33 @@ def test_inplace_on_streams(framework, own_stream, needs):
     assert host < 0.05
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_inplace_of_a_program_that_fails(is_slow):
+    """The call itself raises, also while the owner's work before it goes on; the next one works."""
+    import cupy as cp
+
+    fails = False
+
+    def checked(v):
+        if fails:
+            raise ZeroDivisionError("of the function")
+        return v + 1
+
+    step = jaxbridge.inplace(jaxbridge.call(checked, lambda v: v, framework="cupy"))
+    x = cp.zeros(SIZE, cp.float32)
+    step(x)
+    for _ in range(3):
+        fails = True
+        if is_slow:
+            spin()
+        with pytest.raises(ZeroDivisionError, match="of the function"):
+            step(x)
+        fails = False
+        x[...] = 5
+        step(x)
+        assert x.get().tolist() == [6] * SIZE
+
+
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_borrow_on_streams(own_stream):
     import cupy as cp

@@ -283,7 +283,7 @@ def test_a_native_error_on_one_device(mesh, x):
 
 @pytest.mark.parametrize("framework", ["cupy", "torch", "numba"])
 def test_another_device_is_current_in_the_framework(framework, mesh, x, needs):
-    """The caller has device 1 current, and finds it so afterwards; a function leaves another one behind."""
+    """The caller has device 1 current, or what JAX makes of it; a function leaves another one behind."""
     needs(PACKAGES.get(framework, framework))
     adds = Adds(framework)
 
@@ -301,15 +301,20 @@ def test_another_device_is_current_in_the_framework(framework, mesh, x, needs):
 
     f = jaxbridge.call(leaves_another, like, out="out", framework=framework)
     program = split(lambda v: f(f(v)), mesh)
+    plain = split(lambda v: v + 1, mesh)
     current, use = current_device(framework)
     before = current()
     try:
         use(1)
+        jax.block_until_ready(plain(x))
+        of_jax = current()
         for _ in range(3):
-            np.testing.assert_array_equal(program(x), expected(2))
+            use(1)
+            jax.block_until_ready(y := program(x))
+            assert current() == of_jax
+            np.testing.assert_array_equal(y, expected(2))
             alone = jax.jit(f)(jax.device_put(np.zeros(N, np.float32), mesh.devices[0]))
             np.testing.assert_array_equal(alone, 1)
-            assert current() == 1
     finally:
         use(before)
     adds.check()

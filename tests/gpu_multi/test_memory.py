@@ -125,29 +125,40 @@ def test_inplace_of_a_call_on_parts(cp, parts, sharded):
     assert seen == {(0, 0), (1, 1)}
 
 
+def staying(cp, current):
+    """Makes a device current, does something, and looks whether it still is."""
+
+    def stays(work):
+        cp.cuda.Device(current).use()
+        out = work()
+        assert cp.cuda.runtime.getDevice() == current
+        return out
+
+    return stays
+
+
 @pytest.mark.parametrize("current", [0, 1])
 def test_ref_and_inplace_of_the_second_device(cp, parts, current, devices):
-    """Whichever device is current: the memory's counts."""
+    """Whichever device is current: the memory's counts, and the other one stays current."""
     x = parts[1]
-    with cp.cuda.Device(current):
-        r = jaxbridge.ref(x)
-        assert r.sharding.device_set == {devices[1]}
-        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(r)
-        seen = set()
-        external(cp, seen)(r)
-        with jaxbridge.borrow(r, "cupy") as lent:
-            assert lent.device.id == 1 and lent.data.ptr == x.data.ptr
-            with cp.cuda.Device(1):
-                lent += 1
-        jax.block_until_ready(r[...])
-        assert cp.cuda.runtime.getDevice() == current
+    stays = staying(cp, current)
+    r = stays(lambda: jaxbridge.ref(x))
+    assert r.sharding.device_set == {devices[1]}
+    jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(r)
+    seen = set()
+    external(cp, seen)(r)
+    lending = jaxbridge.borrow(r, "cupy")
+    lent = stays(lending.acquire)
+    assert lent.device.id == 1 and lent.data.ptr == x.data.ptr
+    with cp.cuda.Device(1):
+        lent += 1
+    stays(lending.release)
+    jax.block_until_ready(r[...])
     assert x.get().tolist() == [5] * N
-    jaxbridge.release(r)
+    stays(lambda: jaxbridge.release(r))
     step = jaxbridge.inplace(lambda v: v * 2)
-    with cp.cuda.Device(current):
-        for _ in range(3):
-            step(x)
-        assert cp.cuda.runtime.getDevice() == current
+    for _ in range(3):
+        stays(lambda: step(x))
     with cp.cuda.Device(1):
         cp.cuda.Device().synchronize()
     assert x.get().tolist() == [40] * N
@@ -196,23 +207,21 @@ def on_host(framework, x):
 def test_in_and_out_on_the_second_device(framework, current, devices, needs, cp):
     needs({"numba": "numba_cuda"}.get(framework, framework))
     theirs = make_on(framework, 1)
-    with cp.cuda.Device(current):
-        a = jaxbridge.from_external(theirs, copy=False)
-        assert a.devices() == {devices[1]} and a.unsafe_buffer_pointer() == jaxbridge.pointer(
-            theirs
-        )
-        np.testing.assert_array_equal(jax.jit(lambda a: a + 1)(a), np.arange(N) + 1)
-        copied = jaxbridge.from_external(theirs, copy=True)
-        assert copied.devices() == {devices[1]}
-        np.testing.assert_array_equal(copied, np.arange(N))
-        ours = jax.device_put(np.arange(N, dtype=np.float32) * 2, devices[1])
-        out = jaxbridge.to_external(ours, framework)
-        assert jaxbridge.pointer(out) == ours.unsafe_buffer_pointer()
-        if framework != "numba":
-            assert device_of(framework, out) == 1
-        np.testing.assert_array_equal(on_host(framework, out), np.arange(N) * 2)
-        assert jaxbridge.view(ours).__dlpack_device__() == (2, 1)
-        assert cp.cuda.runtime.getDevice() == current
+    stays = staying(cp, current)
+    a = stays(lambda: jaxbridge.from_external(theirs, copy=False))
+    assert a.devices() == {devices[1]}
+    assert a.unsafe_buffer_pointer() == jaxbridge.pointer(theirs)
+    np.testing.assert_array_equal(jax.jit(lambda a: a + 1)(a), np.arange(N) + 1)
+    copied = stays(lambda: jaxbridge.from_external(theirs, copy=True))
+    assert copied.devices() == {devices[1]}
+    np.testing.assert_array_equal(copied, np.arange(N))
+    ours = jax.device_put(np.arange(N, dtype=np.float32) * 2, devices[1])
+    out = stays(lambda: jaxbridge.to_external(ours, framework))
+    assert jaxbridge.pointer(out) == ours.unsafe_buffer_pointer()
+    if framework != "numba":
+        assert device_of(framework, out) == 1
+    np.testing.assert_array_equal(on_host(framework, out), np.arange(N) * 2)
+    assert stays(lambda: jaxbridge.view(ours)).__dlpack_device__() == (2, 1)
 
 
 def test_order_on_the_second_device(cp, devices):

@@ -599,3 +599,36 @@ def test_pinned_memory_is_the_devices_where_it_is_updated():
     Memory(pinned, "ref")
     assert [kind for *_, kind in imports] == [2], imports
     """)
+
+
+def test_what_was_current_is_so_again():
+    run_with_fake("""
+        import ctypes
+        from jaxbridge import _compat
+        from jaxbridge._current_device import keeps_current_device
+
+        zero, one = (fake("primary", ctypes.c_void_p, ctypes.c_int(device)) for device in (0, 1))
+
+        @keeps_current_device
+        def leaves(context, fails=False):
+            _core.make_current(context)
+            if fails:
+                raise KeyError("of the function")
+            return context
+
+        _core.stream_order(fake.stream(0), fake.stream(0), 0)
+        _core.stream_order(fake.stream(1), fake.stream(1), 1)
+        _compat.local_platforms = lambda: {"cpu", "cuda"}
+        for before in (zero, one, 0):
+            _core.make_current(before)
+            for left in (zero, one, 0):
+                assert leaves(left) == left
+                assert _core.current_context() == before
+                raises(KeyError, "of the function", lambda: leaves(left, fails=True))
+                assert _core.current_context() == before
+        _compat.local_platforms = lambda: {"cpu"}
+        fake.clear_calls()
+        assert leaves(one) == one
+        assert [name for name, _ in fake.calls()] == ["cuCtxGetCurrent", "cuCtxSetCurrent"]
+        assert _core.current_context() == one
+        """)

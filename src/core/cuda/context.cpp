@@ -84,26 +84,36 @@ result<context_scope> context_scope::enter(int ordinal) {
 }
 
 result<context_scope> context_scope::enter(CUcontext context) {
-  const driver& cu = driver::get();
-  CUcontext previous = nullptr;
-  if (auto s = check(cu.cuCtxGetCurrent(&previous), "cuCtxGetCurrent"); !s.ok()) return s;
-  const bool push = previous != context;
+  const result<CUcontext> previous = current_context();
+  if (!previous.ok()) return previous.error();
+  const bool push = previous.value() != context;
   if (push) {
-    if (auto s = check(cu.cuCtxPushCurrent(context), "cuCtxPushCurrent"); !s.ok()) return s;
+    if (auto s = check(driver::get().cuCtxPushCurrent(context), "cuCtxPushCurrent"); !s.ok()) {
+      return s;
+    }
   }
-  return context_scope(previous, push);
+  return context_scope(previous.value(), push);
 }
 
 context_scope::~context_scope() {
   if (!active_ || exiting()) return;
-  const driver& cu = driver::get();
   // Nobody can be told of a failure here. What is tried last is what matters: that the thread goes
   // on with the context it had, even if a callee replaced or pushed one (cudaSetDevice does).
+  CUcontext popped = nullptr;
+  if (pushed_) static_cast<void>(driver::get().cuCtxPopCurrent(&popped));
+  static_cast<void>(make_current(previous_));
+}
+
+result<CUcontext> current_context() {
   CUcontext current = nullptr;
-  if (pushed_) static_cast<void>(cu.cuCtxPopCurrent(&current));
-  if (cu.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != previous_) {
-    static_cast<void>(cu.cuCtxSetCurrent(previous_));
-  }
+  if (auto s = check(driver::get().cuCtxGetCurrent(&current), "cuCtxGetCurrent"); !s.ok()) return s;
+  return current;
+}
+
+jaxbridge::status make_current(CUcontext context) {
+  const result<CUcontext> current = current_context();
+  if (current.ok() && current.value() == context) return {};
+  return check(driver::get().cuCtxSetCurrent(context), "cuCtxSetCurrent");
 }
 
 void release_primary_contexts_for_testing() {

@@ -49,6 +49,12 @@ class [[nodiscard]] context_scope {
   bool active_ = true;  // false once moved from
 };
 
+/// The context that is current for this thread; null: none.
+[[nodiscard]] result<CUcontext> current_context();
+
+/// Makes a context, or none, current for this thread, where it is not.
+[[nodiscard]] jaxbridge::status make_current(CUcontext context);
+
 /// Gives every primary context back. No other thread may use CUDA meanwhile.
 void release_primary_contexts_for_testing();
 

@@ -3,18 +3,29 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "core/cuda/event.hpp"
+#include "core/cuda/stream_order.hpp"
 
 namespace jaxbridge::memory {
 namespace {
+
+// Where JAX's last use of memory began.
+struct use {
+  std::thread::id thread;
+  stream_ref stream;
+};
 
 struct entry {
   std::size_t count = 0;
   // The end of the owner's work that JAX has not waited for yet, or null.
   std::shared_ptr<const cuda::event> written;
+  // Since the owner's last work; none: JAX has not come to it.
+  std::optional<use> used;
 };
 
 struct table {
@@ -64,6 +75,7 @@ status owner_wrote(std::uintptr_t address, stream_ref stream) {
   const auto found = imports().entries.find(address);
   if (found == imports().entries.end()) return not_imported();
   found->second.written.swap(written);
+  found->second.used.reset();
   return {};
 }
 
@@ -74,8 +86,21 @@ status wait_for_owner(std::uintptr_t address, stream_ref stream) {
     const auto found = imports().entries.find(address);
     if (found == imports().entries.end()) return not_imported();
     written = std::move(found->second.written);
+    found->second.used = use{std::this_thread::get_id(), stream};
   }
   return written == nullptr ? status() : written->block(stream);
+}
+
+result<bool> owner_follows(std::uintptr_t address, stream_ref stream) {
+  std::optional<use> used;
+  {
+    const std::lock_guard<std::mutex> hold(imports().lock);
+    const auto found = imports().entries.find(address);
+    if (found != imports().entries.end()) used = found->second.used;
+  }
+  if (!used || used->thread != std::this_thread::get_id()) return false;
+  if (status s = cuda::order(used->stream, stream); !s.ok()) return s;
+  return true;
 }
 
 }  // namespace jaxbridge::memory
