@@ -80,14 +80,14 @@ def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
     Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the legacy default stream.
     """
 
-def owner_wrote(pointer: int, stream: int, ordinal: int) -> None:
+def begin_update(owner_stream: int, jax_stream: int, ordinal: int, number: int) -> int:
     """
-    What is on the owner's stream now comes before the next fence of the memory at that address, which JAX has imported.
+    What JAX's stream gets from now on comes after what that of an owner of memory has. Returns the number of the update, which is given for more memory of the same program; 0: none yet.
     """
 
-def owner_follows(pointer: int, stream: int, ordinal: int) -> bool:
+def end_update(number: int, owner_stream: int, ordinal: int) -> bool:
     """
-    Later work on the owner's stream waits for the programs that this thread has run since owner_wrote, the last of which has a fence of the memory at that address. False: there was none, or it is not known to be enqueued.
+    What the owner's stream gets from now on comes after the program. False: it is not known that this thread has enqueued all of it.
     """
 
 def current_context() -> int:

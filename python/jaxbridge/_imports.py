@@ -184,12 +184,17 @@ def imports_of(array: jax.Array) -> "list[weakref.ref[Import]]":
 def _wait_for_producer(v: _core.View, stream: int) -> None:
     if v.stream is None:
         return
-    if _core.is_capturing(v.stream, v.ordinal):
-        raise BufferError(
-            f"from_external: stream {v.stream:#x}, on which the array is written, is being captured "
-            f"into a CUDA graph: its work has not run; import the array after the capture"
-        )
+    check_capture(v.stream, v.ordinal, "from_external")
     _core.stream_order(v.stream, stream, v.ordinal)
+
+
+def check_capture(stream: int, ordinal: int, what: str) -> None:
+    """Raises BufferError where a stream on which others use memory is being captured."""
+    if _core.is_capturing(stream, ordinal):
+        raise BufferError(
+            f"{what}: stream {stream:#x}, on which the array is used, is being captured into a CUDA graph: "
+            f"its work has not run, and JAX's cannot be part of it; do this outside of the capture"
+        )
 
 
 @functools.cache

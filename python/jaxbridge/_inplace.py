@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core, _errors, _fence, _imports, _owners, _primitive, _views
+from . import _compat, _core, _enqueued, _errors, _imports, _owners, _primitive, _views
 from ._current_device import keeps_current_device
 from ._memory import Memory, check_apart
 from ._sharded import Sharded
@@ -108,7 +108,6 @@ class InPlace:
         is_method = isinstance(self._fun, types.FunctionType) and instance is not None
         return types.MethodType(self, instance) if is_method else self
 
-    @keeps_current_device
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing():
             raise RuntimeError(
@@ -159,10 +158,12 @@ class InPlace:
     ) -> Any:
         """One call. `tree`: of the arrays; None: it is one, and not in a tree."""
         call = object()
+        context = None if all_kept[0].on_cpu else _core.current_context()
         updated: Any = None
+        number = 0
         try:
             for kept in all_kept:
-                kept.begin(call, self._stream)
+                number = kept.begin(call, number, self._stream)
             if others or kwargs:
                 self._check_others(all_kept, others, kwargs)
             if _compat.is_debugging():
@@ -170,12 +171,12 @@ class InPlace:
             if tree is None:
                 (kept,) = all_kept
                 updated, aux = program(kept.memory.array, *others, **kwargs)
-                kept.end(updated)
+                kept.end(updated, number)
             else:
                 taken = jax.tree.unflatten(tree, [kept.memory.array for kept in all_kept])
                 updated, aux = program(taken, *others, **kwargs)
                 for kept, array in zip(all_kept, jax.tree.leaves(updated), strict=True):
-                    kept.end(array)
+                    kept.end(array, number)
             return aux
         except BaseException as error:
             # An interrupt comes before the end of the update, which goes on in the memory. If that fails
@@ -193,6 +194,8 @@ class InPlace:
         finally:
             for kept in all_kept:
                 kept.leave(call)
+            if context is not None:
+                _core.make_current(context)
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
 
@@ -225,24 +228,23 @@ class InPlace:
         if (found := self._programs.get(key)) is not None:
             return found
         others = [n for n in range(count) if n not in self._argnums]
+        spread = any(len(s.device_set) > 1 for s in shardings)
 
         def run(taken: Any, *rest: Any, **kwargs: Any) -> Any:
-            leaves, treedef = jax.tree.flatten(taken)
-            arrays, passed = _fence.fence(leaves, shardings)
             args: list[Any] = [None] * count
             for n, x in zip(others, rest, strict=True):
                 args[n] = x
-            own = jax.tree.unflatten(treedef, arrays)
-            for n, x in zip(self._argnums, (own,) if self._is_one else own, strict=True):
+            for n, x in zip(self._argnums, (taken,) if self._is_one else taken, strict=True):
                 args[n] = x
             new, aux = self._split(self._fun(*args, **kwargs))
             updated = _checked(self._name, taken, new)
-            return jax.tree.unflatten(treedef, _fence.keep(updated, passed)), aux
+            if not spread:  # on several devices other threads enqueue it
+                updated = _enqueued.enqueued(updated)
+            return jax.tree.unflatten(jax.tree.structure(taken), updated), aux
 
         run.__name__ = self._name
         static = [1 + i for i, n in enumerate(others) if n in self._static]
         # New values lie where the old ones do; the rest is XLA's to say.
-        spread = any(len(s.device_set) > 1 for s in shardings)
         placed: Any = {
             "out_shardings": (
                 shardings[0] if tree is None else jax.tree.unflatten(tree, shardings),
@@ -252,6 +254,8 @@ class InPlace:
         program = jax.jit(
             run,
             donate_argnums=0,
+            # An argument that is left out donates nothing.
+            keep_unused=True,
             static_argnums=static or None,
             static_argnames=self._static_names or None,
             **(placed if spread else {}),
@@ -279,7 +283,7 @@ class InPlace:
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
             )
-        kept = _Kept(x, self._memories)
+        kept = keeps_current_device(_Kept)(x, self._memories)
         if kept.lasts:
             self._memories[kept.key] = kept
         return kept
@@ -307,14 +311,18 @@ class _Kept:
         self.memory = Memory(x, "inplace", keeps=_owners.keeper if self.lasts else None)
         self.sharding = self.memory.array.sharding
         self.key = key = id(x)
-        self._on_cpu = self.memory.parts[0].device.platform == "cpu"
+        self.on_cpu = self.memory.parts[0].device.platform == "cpu"
         self._is_there = _owners.watch(x, self.memory) if self.lasts else lambda _: False
         # Of a call with that many arguments, of which this is the one that is updated.
         self.program: Callable[..., Any] | None = None
         self.count = 0
-        # Of each part: where it is, and from the ordinal to the stream on which its owner uses it.
+        # Of each part: the ordinal, XLA's stream, and from the ordinal to the stream of its owner.
         self._places = [
-            (p.view.pointer, p.view.ordinal, _owners.stream_of(part))
+            (
+                p.view.ordinal,
+                0 if self.on_cpu else _imports.compute_stream(p.device),
+                _owners.stream_of(part),
+            )
             for p, part in zip(self.memory.parts, parts, strict=True)
         ]
         # Of the call that uses it: for each part, on which the owner does; None: nobody knows.
@@ -349,8 +357,8 @@ class _Kept:
                 if (use := part.use()) is not None:
                     weakref.finalize(use, lambda _: None, self._object()).atexit = False
 
-    def begin(self, call: object, given: int | None) -> None:
-        """What the owner has enqueued comes first."""
+    def begin(self, call: object, number: int, given: int | None) -> int:
+        """What the owner has enqueued comes first. Returns the number of the update in `_core`."""
         for start, _ in self.extents:
             # In one step: two threads may be here.
             if _in_use.setdefault(start, call) is not call:
@@ -358,25 +366,26 @@ class _Kept:
                     "inplace: the array is in use by a call that has not returned: of another thread, or "
                     "of a function that the program calls"
                 )
-        if self._on_cpu:
-            return
-        self._streams = [of(n) if given is None else given for _, n, of in self._places]
-        for k, (pointer, ordinal, _) in enumerate(self._places):
+        if self.on_cpu:
+            return 0
+        self._streams = [of(n) if given is None else given for n, _, of in self._places]
+        for k, (ordinal, jax_stream, _) in enumerate(self._places):
             if (stream := self._streams[k]) is not None:
-                _core.owner_wrote(pointer, stream, ordinal)
+                number = _core.begin_update(stream, jax_stream, ordinal, number)
+        return number
 
-    def end(self, array: jax.Array) -> None:
+    def end(self, array: jax.Array, number: int) -> None:
         """What the owner enqueues from now on comes after the computation of `array`."""
         memory = self.memory
         memory.array = array
-        if self._on_cpu:
+        if self.on_cpu:
             # At once: what else is done before the wait can cost a thread's sleep.
             array.block_until_ready()
         elif len(self._places) == 1:
-            self._give_back(0, array)
+            self._give_back(0, array, number)
         else:
             for k, shard in enumerate(memory.shards()):
-                self._give_back(k, shard)
+                self._give_back(k, shard, number)
         if not memory.is_in_place(array):
             raise RuntimeError(
                 "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
@@ -385,14 +394,13 @@ class _Kept:
         if self._tell is not None:
             self._tell(self._object())
 
-    def _give_back(self, k: int, shard: Any) -> None:
+    def _give_back(self, k: int, shard: jax.Array, number: int) -> None:
         """What the owner of part `k` enqueues from now on comes after the computation of `shard`."""
-        pointer, ordinal, _ = self._places[k]
-        stream = self._streams[k]
-        # One that is ready by now may be that of a program that has failed.
-        if stream is None or shard.is_ready():
+        ordinal, stream = self._places[k][0], self._streams[k]
+        if stream is None:
             shard.block_until_ready()
-        elif not _core.owner_follows(pointer, stream, ordinal):
+        elif not _core.end_update(number, stream, ordinal):
+            # Raises, too, what went wrong in the program.
             _compat.stream_waits(stream, shard)
 
 

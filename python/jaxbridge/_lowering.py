@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Two targets, since whether XLA may capture a call is a property of the handler.
 _target = "jaxbridge.call"
 _target_capturable = "jaxbridge.call_capturable"
-_target_fence = "jaxbridge.fence"
+_target_enqueued = "jaxbridge.enqueued"
 _target_check = "jaxbridge.check_external"
 
 
@@ -199,16 +199,11 @@ def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list
     return out
 
 
-def lower_fence(ctx: Any, *operands: Any) -> Any:
-    """The lowering rule of fences, on CUDA."""
+def lower_enqueued(ctx: Any, *operands: Any) -> Any:
+    """The lowering rule, on CUDA, of the end of programs that update memory of others."""
     _check_handlers()
-    rule = jax.ffi.ffi_lowering(
-        _target_fence,
-        operand_output_aliases={i: i for i in range(len(operands))},
-        # For XLA alone: JAX's own effects would cost its fast dispatch.
-        has_side_effect=True,
-    )
-    return rule(ctx, *operands)
+    in_place = {i: i for i in range(len(operands))}
+    return jax.ffi.ffi_lowering(_target_enqueued, operand_output_aliases=in_place)(ctx, *operands)
 
 
 def _once(

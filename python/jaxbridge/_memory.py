@@ -22,6 +22,7 @@ class Part:
     """What lies on one device."""
 
     view: _core.View
+    pointer: int
     device: Any
     use: "weakref.ref[_imports.Import]"
     # On CUDA a stream of JAX's with which the memory is imported again: JAX has several, and gives
@@ -54,7 +55,7 @@ class Memory:
                 view = _kept_by(keeps(part), view)
             array, use = _imports.share_writable(view, device, stream)
             ready = None if device.platform == "cpu" else _compat.import_stream(device)
-            self.parts.append(Part(view, device, use, ready))
+            self.parts.append(Part(view, view.pointer, device, use, ready))
             arrays.append(array)
         check_apart([p.view for p in self.parts], what)
         self.array = x.join(arrays) if isinstance(x, Sharded) else _committed(arrays[0])
@@ -97,11 +98,9 @@ class Memory:
     def is_in_place(self, array: jax.Array) -> bool:
         """Whether an array that JAX computed is in this memory."""
         if len(self.parts) == 1:
-            return self.parts[0].view.nbytes == 0 or (
-                array.unsafe_buffer_pointer() == self.parts[0].view.pointer
-            )
+            return array.unsafe_buffer_pointer() == self.parts[0].pointer or not array.nbytes
         return all(
-            p.view.nbytes == 0 or shard.unsafe_buffer_pointer() == p.view.pointer
+            shard.unsafe_buffer_pointer() == p.pointer or not shard.nbytes
             for p, shard in zip(self.parts, self._shards_of(array), strict=True)
         )
 
@@ -135,6 +134,7 @@ class Memory:
         with self._lock:
             for part, stream in zip(self.parts, streams, strict=True):
                 if stream is not None and part.ready is not None:
+                    _imports.check_capture(stream, part.view.ordinal, "borrow")
                     _core.stream_order(stream, part.ready, part.view.ordinal)
                     self._is_behind = True
             # The last to end may be one that could not begin, and has no streams.

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from . import _adapters, _compat, _core, _views
+from . import _adapters, _compat, _core, _imports, _views
 from ._current_device import keeps_current_device
 from ._memory import Memory
 
@@ -87,6 +87,7 @@ class borrow:  # noqa: N801 (used as a function)
         TypeError: not a Ref of memory of others, or one that is being traced; no arrays of its dtype or
             rank, or on its platform, in the framework; no stream.
         ValueError, ImportError: no framework of that name, or not installed.
+        BufferError: the stream is being captured into a CUDA graph.
         RuntimeError: the Ref was released, or has other memory by now; this borrow was begun or ended
             before; inside a function that is being traced.
     """
@@ -144,6 +145,7 @@ class borrow:  # noqa: N801 (used as a function)
                     jax.block_until_ready(shard)
                 else:
                     stream = self._stream_on(part.view.ordinal)
+                    _imports.check_capture(stream, part.view.ordinal, "borrow")
                     _compat.stream_waits(stream, shard)
                 streams.append(stream)
                 v = part.view

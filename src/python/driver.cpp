@@ -10,7 +10,7 @@
 #include "core/cuda/driver.hpp"
 #include "core/cuda/export_stream.hpp"
 #include "core/cuda/stream_order.hpp"
-#include "core/memory/live_imports.hpp"
+#include "core/memory/update.hpp"
 #include "python/buffer.hpp"
 
 namespace jaxbridge::python {
@@ -32,6 +32,12 @@ void on_device(int ordinal, const Work& work) {
     s = scope.ok() ? work() : scope.error();
   }
   raise_error(s);
+}
+
+std::uintptr_t current_context() {
+  const result<cuda::CUcontext> current = cuda::current_context();
+  raise_error(current.ok() ? status() : current.error());
+  return reinterpret_cast<std::uintptr_t>(current.value());
 }
 
 void copy(const call_buffer& from, const call_buffer& to) {
@@ -72,38 +78,38 @@ void bind_driver(nb::module_& m) {
       "Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the "
       "legacy default stream.");
   m.def(
-      "owner_wrote",
-      [](std::uintptr_t pointer, std::uintptr_t stream, int ordinal) {
-        on_device(ordinal, [&] { return memory::owner_wrote(pointer, stream_at(stream)); });
-      },
-      nb::arg("pointer"), nb::arg("stream"), nb::arg("ordinal"),
-      "What is on the owner's stream now comes before the next fence of the memory at that "
-      "address, "
-      "which JAX has imported.");
-  m.def(
-      "owner_follows",
-      [](std::uintptr_t pointer, std::uintptr_t stream, int ordinal) {
-        bool follows = false;
+      "begin_update",
+      [](std::uintptr_t owner, std::uintptr_t jax, int ordinal, std::uint64_t number) {
         on_device(ordinal, [&] {
-          const result<bool> answer = memory::owner_follows(pointer, stream_at(stream));
-          if (!answer.ok()) return answer.error();
-          follows = answer.value();
+          const result<std::uint64_t> begun =
+              memory::begin_update(stream_at(owner), stream_at(jax), number);
+          if (!begun.ok()) return begun.error();
+          number = begun.value();
           return status();
         });
-        return follows;
+        return number;
       },
-      nb::arg("pointer"), nb::arg("stream"), nb::arg("ordinal"),
-      "Later work on the owner's stream waits for the programs that this thread has run since "
-      "owner_wrote, the last of which has a fence of the memory at that address. False: there was "
-      "none, or it is not known to be enqueued.");
+      nb::arg("owner_stream"), nb::arg("jax_stream"), nb::arg("ordinal"), nb::arg("number"),
+      "What JAX's stream gets from now on comes after what that of an owner of memory has. Returns "
+      "the number of the update, which is given for more memory of the same program; 0: none yet.");
   m.def(
-      "current_context",
-      [] {
-        const result<cuda::CUcontext> current = cuda::current_context();
-        if (!current.ok()) throw std::runtime_error(current.error().message());
-        return reinterpret_cast<std::uintptr_t>(current.value());
+      "end_update",
+      [](std::uint64_t number, std::uintptr_t owner, int ordinal) {
+        bool is_ordered = false;
+        on_device(ordinal, [&] {
+          const result<bool> ended = memory::end_update(number, stream_at(owner));
+          if (!ended.ok()) return ended.error();
+          is_ordered = ended.value();
+          return status();
+        });
+        return is_ordered;
       },
-      "The CUcontext that is current for this thread; 0: none.");
+      nb::arg("number"), nb::arg("owner_stream"), nb::arg("ordinal"),
+      "What the owner's stream gets from now on comes after the program. False: it is not known "
+      "that "
+      "this thread has enqueued all of it.");
+  m.def("current_context", &current_context,
+        "The CUcontext that is current for this thread; 0: none.");
   m.def(
       "make_current",
       [](std::uintptr_t context) {

@@ -97,7 +97,7 @@ void bind_registry(nb::module_& m) {
             nb::make_tuple("jaxbridge.call_capturable", "cpu", capsule(&dispatch::call_cpu)));
         out.append(nb::make_tuple("jaxbridge.call_capturable", "CUDA",
                                   capsule(&dispatch::call_cuda_capturable)));
-        out.append(nb::make_tuple("jaxbridge.fence", "CUDA", capsule(&dispatch::fence_cuda)));
+        out.append(nb::make_tuple("jaxbridge.enqueued", "CUDA", capsule(&dispatch::enqueued_cuda)));
         out.append(nb::make_tuple("jaxbridge.check_external", "cpu",
                                   capsule(&dispatch::check_external_cpu)));
         out.append(nb::make_tuple("jaxbridge.check_external", "CUDA",

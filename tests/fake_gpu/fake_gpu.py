@@ -13,32 +13,12 @@ import re
 import jax
 import numpy as np
 
+import fake_xla
 from fake_cuda import FakeCuda
-from jaxbridge import _core
-
-_types = {"int32": 4, "float32": 11, "uint8": 6}
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = [
-        ("type", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("data", ctypes.c_void_p),
-    ]
-
 
 fake = FakeCuda()
 fake.reset(1)
-_directory = os.path.dirname(os.environ["JAXBRIDGE_CUDA_DRIVER"])
 _driver = ctypes.CDLL(os.environ["JAXBRIDGE_CUDA_DRIVER"])
-_xla = ctypes.CDLL(os.path.join(_directory, "libfake_xla.so"))
-
-
-def live_blocks():
-    """How many blocks of the runtime's memory are given out."""
-    _xla.fake_xla_live_blocks.restype = ctypes.c_int64
-    return _xla.fake_xla_live_blocks()
 
 
 def driver_functions(*names):
@@ -51,27 +31,6 @@ def driver_functions(*names):
         )
         found[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address.value)
     return found
-
-
-def _handler():
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    name_of = ctypes.pythonapi.PyCapsule_GetName
-    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    for name, platform, capsule in _core.handlers():
-        if (name, platform) == ("jaxbridge.call", "CUDA"):
-            return get(capsule, name_of(capsule))
-    raise LookupError([h[:2] for h in _core.handlers()])
-
-
-def _described(arrays):
-    out = (_Buffer * len(arrays))()
-    shapes = []
-    for b, a in zip(out, arrays, strict=True):
-        shape = (ctypes.c_int64 * a.ndim)(*a.shape)
-        shapes.append(shape)
-        b.type, b.rank, b.shape, b.data = _types[a.dtype.name], a.ndim, shape, a.ctypes.data
-    return out, shapes
 
 
 class Program:
@@ -87,24 +46,8 @@ class Program:
         self._spec = re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m.group(1), 16)), raw)
 
     def __call__(self, operands, results, stream):
-        message = ctypes.create_string_buffer(4096)
-        ins, keep = _described(operands)
-        outs, also = _described(results)
-        code = _xla.fake_xla_call(
-            ctypes.c_void_p(_handler()),
-            ctypes.c_int64(self._key),
-            self._spec.encode(),
-            ctypes.c_void_p(stream),
-            ins,
-            len(operands),
-            outs,
-            len(results),
-            message,
-            ctypes.c_size_t(len(message)),
-        )
-        del keep, also
-        if code:
-            raise RuntimeError(message.value.decode())
+        target = "jaxbridge.call"
+        fake_xla.call(target, operands, results, stream, key=self._key, spec=self._spec)
 
 
 def array(n, value=0):

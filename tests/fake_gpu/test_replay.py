@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_gpu import Program, array, fake
 
+import fake_xla
 import jaxbridge
 from jaxbridge import _adapters, _core, current, errors
 
@@ -528,7 +529,7 @@ def test_scratch_memory(adapter):
     for _ in range(2):
         program([a], [b], stream)
         np.testing.assert_array_equal(b, 4)
-        assert fake_gpu.live_blocks() == 0
+        assert fake_xla.live_blocks() == 0
     assert [sorted(n for _, n in live) for _, live in adapter.log] == [[1, 1 << 20]] * 2
     assert seen[0].live == []
     seen[0].free(1)
@@ -545,7 +546,7 @@ def test_scratch_memory_after_an_exception(adapter):
     with pytest.raises(RuntimeError, match="on purpose"):
         program([array(N)], [array(N)], stream)
     assert adapter.log[0][0] is KeyError
-    assert fake_gpu.live_blocks() == 0
+    assert fake_xla.live_blocks() == 0
 
 
 def test_no_more_memory(adapter):
@@ -587,14 +588,14 @@ def test_scratch_hooks(adapter):
 
     program, stream = scratch_program(fn), fake.stream()
     program([array(N)], [array(N)], stream)
-    assert fake_gpu.live_blocks() == 0
+    assert fake_xla.live_blocks() == 0
     # Whoever still has it must not get it once more.
     address = kept.pop()
     program([array(N)], [array(N)], stream)
     assert kept[0] != address
     free(address, 200, 0, None)  # long after
     free(kept.pop(), 200, 0, None)
-    assert fake_gpu.live_blocks() == 0
+    assert fake_xla.live_blocks() == 0
 
 
 def test_other_frameworks_and_graphs():

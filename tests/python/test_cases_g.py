@@ -183,7 +183,7 @@ def test_G11_plain_handlers_without_types_or_state():
         for name in ("jaxbridge.call", "jaxbridge.call_capturable")
         for platform in ("cpu", "CUDA")
     } | {
-        ("jaxbridge.fence", "CUDA"),
+        ("jaxbridge.enqueued", "CUDA"),
         ("jaxbridge.check_external", "cpu"),
         ("jaxbridge.check_external", "CUDA"),
     }

@@ -485,6 +485,7 @@ exports = []
 _compat.stream_waits = lambda stream, array: exports.append((array, stream))
 Array.sharding = None
 Array.is_deleted = lambda self: False
+Array.nbytes = property(lambda self: self.view.nbytes)
 own = fake.stream(1)
 """
 
@@ -500,12 +501,13 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     assert waited(jaxs, own), "the import itself"
     assert _core.live_imports(block.ctypes.data) == 1
     fake.clear_calls()
-    kept.begin("call", None)
-    # The event that the fence of the program will wait for.
-    assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [own]
+    number = kept.begin("call", 0, None)
+    assert waits() == [(compute, own)]
     new = Array(kept.memory.array.view)
-    kept.end(new, None)
-    assert exports == [(new, own)] and kept.memory.array is new
+    fake.clear_calls()
+    kept.end(new, number)
+    # Nothing has told that the program was enqueued: JAX orders the streams.
+    assert exports == [(new, own)] and waits() == [] and kept.memory.array is new
     kept.leave("call")
 
     # A stream that is given goes before the array's own.
@@ -513,22 +515,32 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     for given in (other, 0):
         exports.clear()
         fake.clear_calls()
-        kept.begin("call", given)
-        kept.end(new, given)
+        number = kept.begin("call", 0, given)
+        kept.end(new, number)
         kept.leave("call")
-        assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [given]
-        assert exports == [(new, given)]
+        assert waits() == [(compute, given)] and exports == [(new, given)]
     raises(RuntimeError, "was not updated", lambda: kept.end(Array(x.__class__ and
-        jaxbridge.buffer(block.ctypes.data + 16, (4,), "f4", "cuda:1")), other))
+        jaxbridge.buffer(block.ctypes.data + 16, (4,), "f4", "cuda:1")), number))
+
+    # What tells is the handler at the end of the program.
+    exports.clear()
+    assert kept.begin("call", 0, None) == number + 1
+    import fake_xla
+
+    fake_xla.call("jaxbridge.enqueued", [block], [block], compute)
+    fake.clear_calls()
+    kept.end(new, number + 1)
+    kept.leave("call")
+    assert waits() == [(own, compute)] and exports == []
 
     # No stream is known: the host waits.
     waits_of_host = []
     Array.block_until_ready = lambda self: waits_of_host.append(self)
     blind = _inplace._Kept(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), {})
     fake.clear_calls()
-    blind.begin("call", None)
+    assert blind.begin("call", 0, None) == 0
     assert [n for n, _ in fake.calls() if n == "cuEventRecord"] == []
-    blind.end(blind.memory.array, None)
+    blind.end(blind.memory.array, 0)
     assert waits_of_host == [blind.memory.array]
     """)
 
@@ -583,6 +595,49 @@ def test_a_borrow_orders_both_ways():
     imports.clear()
     _compat.stream_waits = ends_a
     raises(BufferError, "no", jaxbridge.borrow(Ref(), stream=second).acquire)
+    assert len(imports) == 1
+    memory.usable()
+    """)
+
+
+def test_memory_that_a_captured_stream_uses_is_not_jaxs():
+    run_in_place("""
+    import ctypes
+    import jax
+    from jaxbridge import _core
+
+    x = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", stream=own, owner=block)
+    memory = Memory(x, "ref")
+    _compat.is_concrete_ref = _compat.is_external_ref = lambda ref: True
+    storage = type("Storage", (), {"memory": memory})
+    _compat.ref_storage = lambda ref: storage
+    kept = _inplace._Kept(x, {})
+    before = memory.array
+
+    def capture():
+        relaxed = ctypes.c_int(2)
+        assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), relaxed) == 0
+
+    def end_of_capture():
+        work = ctypes.c_size_t()
+        at = ctypes.c_void_p(ctypes.addressof(work))
+        assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+        assert work.value == 0, "something of JAX's was captured"
+
+    capture()
+    begun = jaxbridge.borrow(object(), stream=own)
+    raises(BufferError, "outside of the capture", begun.acquire)
+    raises(RuntimeError, "outside of the capture", lambda: kept.begin("call", 0, None))
+    end_of_capture()
+    assert memory.usable() is before and exports == []
+    begun.acquire()
+    capture()
+    imports.clear()
+    raises(BufferError, "outside of the capture", begun.release)
+    end_of_capture()
+    raises(RuntimeError, "lent to view", memory.usable)
+    assert imports == []
+    begun.release()
     assert len(imports) == 1
     memory.usable()
     """)

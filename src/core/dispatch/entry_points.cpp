@@ -6,8 +6,8 @@
 
 #include "core/dispatch/call.hpp"
 #include "core/dispatch/external.hpp"
-#include "core/dispatch/fence.hpp"
 #include "core/dispatch/registry.hpp"
+#include "core/memory/update.hpp"
 #include "jaxbridge/frame.hpp"
 
 namespace jaxbridge::dispatch {
@@ -41,6 +41,12 @@ status call_target(const call& c) noexcept {
   return found.value()->invoke(c);
 }
 
+// The results of the program are the operands, where they are.
+status update_enqueued(const call& c) noexcept {
+  memory::update_enqueued(c.stream);
+  return {};
+}
+
 ffi::error* handle(ffi::call_frame* frame, platform where, std::uint32_t traits,
                    decode_function decode = &dispatch::decode,
                    work_function work = &call_target) noexcept {
@@ -72,8 +78,8 @@ ffi::error* check_external_cuda(ffi::call_frame* frame) noexcept {
   return handle(frame, platform::cuda, 0, &decode, &check_external);
 }
 
-ffi::error* fence_cuda(ffi::call_frame* frame) noexcept {
-  return handle(frame, platform::cuda, 0, &decode_memory, &fence);
+ffi::error* enqueued_cuda(ffi::call_frame* frame) noexcept {
+  return handle(frame, platform::cuda, 0, &decode_memory, &update_enqueued);
 }
 
 int runtime_api_minor() noexcept { return runtime_minor; }

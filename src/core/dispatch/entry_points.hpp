@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handlers that XLA calls: one for each platform, one that may be captured, the fence, and the
-// check before handlers of others.
+// The handlers that XLA calls: one for each platform, one that may be captured, the end of an
+// update, and the check before handlers of others.
 #pragma once
 
 #include "jaxbridge/abi/xla_ffi.hpp"
@@ -15,8 +15,8 @@ abi::xla_ffi::error* call_cuda(abi::xla_ffi::call_frame* frame) noexcept;
 /// handler's own metadata.
 abi::xla_ffi::error* call_cuda_capturable(abi::xla_ffi::call_frame* frame) noexcept;
 
-/// Registered for platform "CUDA": the fence of programs that update memory of others in place.
-abi::xla_ffi::error* fence_cuda(abi::xla_ffi::call_frame* frame) noexcept;
+/// Registered for platform "CUDA": the end of programs that update memory of others in place.
+abi::xla_ffi::error* enqueued_cuda(abi::xla_ffi::call_frame* frame) noexcept;
 
 /// Registered for the platforms that they name: the check of memory that a handler of others' is to
 /// update in place.
