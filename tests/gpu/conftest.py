@@ -11,6 +11,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
+import jaxbridge
+from device_arrays import spin
+from jaxbridge import _from_external, _imports
+
 
 def _no_cuda() -> str | None:
     try:
@@ -42,3 +46,42 @@ def _the_first_device_is_current() -> None:
         import cupy
 
         cupy.cuda.Device(0).use()
+
+
+@pytest.fixture
+def cp(needs):
+    needs("cupy")
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def torch(needs):
+    needs("torch")
+    import torch
+
+    return torch
+
+
+@pytest.fixture
+def gpu():
+    return jax.devices("cuda")[0]
+
+
+@pytest.fixture
+def two_gpus():
+    found = jax.devices("cuda")
+    if len(found) < 2:
+        pytest.skip("needs 2 GPUs")
+    return found[:2]
+
+
+@pytest.fixture
+def exchange(cp, gpu, monkeypatch):
+    """What happens once in a process is done, so that nobody waits for it behind a slow kernel."""
+    monkeypatch.setattr(_from_external, "_placement_is_known", True)
+    _imports.compute_stream(gpu)
+    spin()
+    cp.cuda.Device().synchronize()
+    return jaxbridge.from_external

@@ -18,14 +18,6 @@ both = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "ji
 
 
 @pytest.fixture
-def cp(needs):
-    needs("cupy")
-    import cupy
-
-    return cupy
-
-
-@pytest.fixture
 def x():
     return jnp.linspace(0.5, 3, 6, dtype=jnp.float32).reshape(2, 3)
 

@@ -15,7 +15,7 @@ from jaxbridge import errors
 
 
 def test_B02_bfloat16_keeps_its_bits():
-    """CuPy's: tests/gpu/test_cases_gpu.py. Any exporter of raw 16 bits, with the type given anew."""
+    """CuPy's: tests/gpu/test_cases_b_gpu.py. Any exporter of raw 16 bits, with the type given anew."""
     bits = memory(6, np.dtype("u2"))
     bits[...] = [0x3F80, 0x7FC1, 0xFF80, 0x0001, 0x8000, 0x4049]
     for source in (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures with mutation, aliasing and donation: letter D of the acceptance cases, on the CPU.
 
-On a GPU: tests/gpu/test_cases_gpu.py.
+On a GPU: tests/gpu/test_cases_d_gpu.py.
 """
 
 import jax

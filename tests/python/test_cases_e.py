@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures with lifetimes: letter E of the acceptance cases, in their forms for the CPU.
 
-Streams need a device: tests/gpu/test_cases_gpu.py. Calls to the driver: tests/cpp/test_last_use.cpp.
+Streams need a device: tests/gpu/test_cases_e_gpu.py. Calls to the driver: tests/cpp/test_last_use.cpp.
 """
 
 import gc

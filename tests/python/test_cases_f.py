@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of callbacks and their errors: letter F of the acceptance cases.
 
-F11 and F13, and the kernel of F19, need a GPU: tests/gpu/test_cases_gpu.py, tests/gpu/test_native_gpu.py.
+F11 and F13, and the kernel of F19, need a GPU: tests/gpu/test_cases_f_gpu.py, tests/gpu/test_native_gpu.py.
 """
 
 import sys

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of CUDA graphs and command buffers: letter H of the acceptance cases.
 
-They need a GPU: tests/gpu/test_cases_gpu.py. Here are the forms of H03 and H05 without one; that of H04, on
-the fake driver, is in tests/cpp/test_replay.cpp.
+They need a GPU: tests/gpu/test_cases_h_gpu.py. Here are the forms of H03 and H05 without one; that of H04,
+on the fake driver, is in tests/cpp/test_replay.cpp.
 """
 
 import jax

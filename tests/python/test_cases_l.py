@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of memory pools, contexts and imports: letter L of the acceptance cases.
 
-L01, L03 and L06 need a GPU: tests/gpu/test_cases_gpu.py. L03's form without one, on the fake driver, is in
-tests/cpp/test_context.cpp.
+L01, L03 and L06 need a GPU: tests/gpu/test_cases_l_gpu.py. L03's form without one, on the fake driver, is
+in tests/cpp/test_context.cpp.
 """
 
 import json
