@@ -37,7 +37,6 @@ class _Cuda:
                 f"{type(e).__name__}: {e}; pip install numba-cuda"
             ) from e
         self.gpus = cuda.gpus
-        len(self.gpus)  # makes Numba's list of them, which two threads may not do at once
         self.Array = DeviceNDArray
         self.MemoryPointer = MemoryPointer
         # Numba has no current stream. What gets none goes to the default stream, which is another
@@ -53,7 +52,9 @@ _starting = threading.Lock()
 def _cuda() -> _Cuda:
     # The devices of a program make their first calls at once.
     with _starting:
-        return _Cuda()
+        made = _Cuda()
+        len(made.gpus)  # makes Numba's list of them, which two threads may not do at once
+        return made
 
 
 class _Scope:
