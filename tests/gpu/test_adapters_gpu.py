@@ -23,8 +23,8 @@ import pytest
 from jaxbridge import _adapters
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
-import test_adapters as cpu
-from test_adapters import FakeBuffer, Lease, bits, dtype_of, example
+import fake_buffer as cpu
+from fake_buffer import FakeBuffer, Lease, bits, dtype_of, example
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import jaxbridge
+from fake_buffer import DLManagedTensor, DLTensor
 from interchange import Only, memory
-from test_adapters import DLManagedTensor, DLTensor
 
 
 def capsule_of(

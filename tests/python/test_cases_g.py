@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of registration, caching and binding: letter G of the acceptance cases.
 
-G02's property over all options is test_identity.py's. The forms that need a GPU (G05, G07, G15, G16) are
+G02's property over all options is test_keys.py's. The forms that need a GPU (G05, G07, G15, G16) are
 in tests/gpu/test_cases_g_gpu.py, and so is G04. G08 is test_native_examples.py, and test_docs.py.
 """
 

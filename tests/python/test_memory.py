@@ -4,10 +4,8 @@
 docs/memory.md refers to these tests by name.
 """
 
-import copy
 import ctypes
 import gc
-import pickle
 import re
 import weakref
 from pathlib import Path
@@ -16,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxbridge
 from interchange import is_dead
@@ -528,138 +525,6 @@ def test_an_error_half_way_leaves_the_ref_as_jax_does():
     np.testing.assert_array_equal(jaxbridge.ref(block)[1:], np.arange(1, 8))
 
 
-# ---- borrow --------------------------------------------------------------------------------------
-
-
-@needs_updates
-@pytest.mark.parametrize("framework", ["numpy", "view", "numba", "torch", "warp"])
-def test_borrow_is_writable_and_in_order(framework, needs):
-    if framework in ("numba", "torch", "warp"):
-        needs(framework)
-    block = owned()
-    r = jaxbridge.ref(block)
-    jax.jit(plus_one)(r)
-    with jaxbridge.borrow(r, framework) as x:
-        a = x if isinstance(x, np.ndarray) else np.asarray(x.numpy() if framework == "warp" else x)
-        assert a.ctypes.data == block.ctypes.data
-        np.testing.assert_array_equal(a, np.arange(8) + 1)
-        a[0] = 50
-    jax.jit(plus_one)(r)
-    assert content(r)[0] == 51
-
-
-@needs_updates
-def test_jax_does_not_have_what_is_borrowed():
-    block = owned()
-    r = jaxbridge.ref(block)
-    closes_over = jax.jit(lambda: r[...])
-    closes_over()
-    uses = [
-        lambda: jax.jit(plus_one)(r),
-        closes_over,
-        lambda: r[...],
-        lambda: r.__setitem__(0, 1.0),
-        lambda: jax.ref.freeze(r),
-        lambda: jaxbridge.pointer(r),
-        lambda: jaxbridge.release(r),
-        lambda: jaxbridge.call(lambda x: None, None)(r),
-    ]
-    with jaxbridge.borrow(r, "numpy") as x:
-        for use in uses:
-            with pytest.raises(RuntimeError, match="lent to numpy: JAX has it again at the end"):
-                use()
-        x[...] = 7
-    np.testing.assert_array_equal(closes_over(), np.full(8, 7))
-
-
-@needs_updates
-def test_nested_and_concurrent_borrows():
-    r = jaxbridge.ref(owned())
-    with jaxbridge.borrow(r, "numpy") as x, jaxbridge.borrow(r, "view") as y:
-        x[0] = 5
-        assert np.asarray(y)[0] == 5
-    first, second = jaxbridge.borrow(r, "numpy"), jaxbridge.borrow(r, "view")
-    first.acquire()
-    second.acquire()
-    first.release()
-    with pytest.raises(RuntimeError, match="lent to view"):
-        r[...]
-    second.release()
-    assert r[0] == 5
-
-
-@needs_updates
-def test_an_exception_in_the_block_ends_the_borrow():
-    r = jaxbridge.ref(owned())
-    with pytest.raises(KeyError), jaxbridge.borrow(r, "numpy") as x:
-        x[0] = 5
-        raise KeyError
-    assert r[0] == 5
-
-
-@needs_updates
-def test_a_borrow_has_one_beginning_and_one_end():
-    b = jaxbridge.borrow(jaxbridge.ref(owned()), "numpy")
-    with pytest.raises(RuntimeError, match="it has not begun"):
-        b.release()
-    b.acquire()
-    with pytest.raises(RuntimeError, match="it has begun already"):
-        b.acquire()
-    b.release()
-    with pytest.raises(RuntimeError, match="has ended"):
-        b.release()
-    b.acquire()
-    b.release()
-
-
-@needs_updates
-def test_what_cannot_be_borrowed():
-    r = jaxbridge.ref(owned())
-    for given in (jnp.ones(3), jax.new_ref(jnp.ones(3)), owned()):
-        with pytest.raises(TypeError, match=r"expected a Ref that jaxbridge\.ref made"):
-            jaxbridge.borrow(given)
-    with pytest.raises(ValueError, match="'jax' is not known"):
-        jaxbridge.borrow(r, "jax")
-    with pytest.raises(TypeError, match="stream: expected a handle or a stream object"):
-        jaxbridge.borrow(r, "numpy", stream="default")
-    with pytest.raises(TypeError, match="it has no memory while it is traced"):
-        jax.jit(lambda r: jaxbridge.borrow(r))(r)
-    with pytest.raises(TypeError, match="expected a Ref"):
-        jax.jit(lambda r: jaxbridge.borrow(r).acquire())(r)
-    jaxbridge.release(r)
-    with pytest.raises(RuntimeError, match="was released"):
-        jaxbridge.borrow(r).acquire()
-
-
-@needs_updates
-@pytest.mark.parametrize(
-    "framework, shape, dtype, text",
-    [
-        ("numba", (4,), "bfloat16", "bfloat16"),
-        ("warp", (1, 1, 1, 1, 2), "float32", "arrays of at most 4 axes, not 5"),
-    ],
-)
-def test_what_a_framework_cannot_have_stays_with_jax(framework, shape, dtype, text, needs):
-    needs(framework)
-    block = jaxbridge.empty(shape, jnp.dtype(dtype))
-    block[...] = 1
-    r = jaxbridge.ref(block)
-    with pytest.raises(TypeError, match=text):
-        jaxbridge.borrow(r, framework).acquire()
-    assert r[...].sum() == block.size
-
-
-@needs_updates
-def test_a_ref_has_no_copy():
-    r = jaxbridge.ref(owned())
-    for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(
-            TypeError, match=r"cannot be copied or pickled: take what is in it, ref\["
-        ):
-            copied(r)
-    np.testing.assert_array_equal(copy.deepcopy(r[...]), np.arange(8))
-
-
 # ---- the end -------------------------------------------------------------------------------------
 
 
@@ -754,183 +619,7 @@ def test_on_cuda_the_program_tells_of_its_end():
     assert "custom_call" not in cpu
 
 
-# ---- several devices -----------------------------------------------------------------------------
-
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np, jaxbridge
-from jax.sharding import NamedSharding, PartitionSpec as P
-mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("d",))
-def parts(n=4):
-    out = []
-    for i in range(n):
-        a = jaxbridge.empty((2, 3), "float32"); a[...] = i
-        out.append(a)
-    return out
-def whole(ps): return np.concatenate(ps)
-sharding = NamedSharding(mesh, P("d"))
-"""
-
-
-@needs_updates
-def test_a_ref_of_sharded_memory():
-    out = run(
-        SHARDED
-        + """
-ps = parts()
-r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
-where = [p.ctypes.data for p in ps]
-before = r.sharding
-@jax.jit
-def f(r): r[...] = r[...] * 2 + jnp.arange(8.0)[:, None]
-f(r); f(r)
-assert r.sharding == before
-with jaxbridge.borrow(r, "numpy") as xs:
-    assert [x.ctypes.data for x in xs] == where
-want = np.repeat(np.arange(4.0), 2)[:, None] * np.ones(3)
-for _ in range(2): want = want * 2 + np.arange(8.0)[:, None]
-np.testing.assert_array_equal(whole(ps), want)
-@jax.jit
-@jax.shard_map(mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-def g(x): return x + 1
-r[...] = g(r[...])
-with jaxbridge.borrow(r, "numpy") as xs:
-    np.testing.assert_array_equal(np.concatenate(xs), want + 1)
-jaxbridge.release(r)
-assert all(jaxbridge._core.live_imports(p) == 0 for p in where)
-print("right")
-""",
-        devices=4,
-    )
-    assert out.stdout == "right\n", out.stderr
-
-
-@needs_updates
-def test_inplace_of_sharded_memory():
-    out = run(
-        SHARDED
-        + """
-ps = parts()
-x = jaxbridge.sharded(ps, (8, 3), sharding)
-step = jaxbridge.inplace(lambda x, y: (x + y, x.sum()), has_aux=True)
-total = step(x, 1.0)
-assert float(total) == 36, total
-step(x, 1.0)
-np.testing.assert_array_equal(whole(ps), np.repeat(np.arange(4.0), 2)[:, None] * np.ones(3) + 2)
-assert len(step._programs) == 1
-single = jaxbridge.empty((3,), "float32"); single[...] = 1
-step(single, 1.0)
-np.testing.assert_array_equal(single, [2, 2, 2])
-a = jaxbridge.from_external(x)
-assert a.sharding == sharding and a.shape == (8, 3)
-assert [s.data.unsafe_buffer_pointer() for s in a.addressable_shards] == [p.ctypes.data for p in ps]
-for bad, text in (
-    (lambda: jaxbridge.sharded(ps[:3], (8, 3), sharding), "3 parts for 4 devices"),
-    (lambda: jaxbridge.ref(jaxbridge.sharded([*ps[:3], single], (8, 3), sharding)), "part 3 is float32[3]"),
-    (lambda: jaxbridge.ref(jaxbridge.sharded([*ps[:3], ps[0]], (8, 3), sharding)), "the same memory"),
-):
-    try: bad()
-    except ValueError as e: assert text in str(e), e
-    else: raise AssertionError(text)
-print("right")
-""",
-        devices=4,
-    )
-    assert out.stdout == "right\n", out.stderr
-
-
-@needs_updates
-@pytest.mark.parametrize(
-    "where",
-    [
-        "jax.set_mesh(mesh)",
-        "jax.no_tracing()",
-        "jax.disable_jit()",
-    ],
-)
-def test_the_first_use_is_in_whatever_the_thread_has_set(where):
-    out = run(
-        SHARDED
-        + f"""
-ps = parts()
-with {where}:
-    r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
-r[...] = r[...] + 1
-with jaxbridge.borrow(r):
-    assert [p[0, 0] for p in ps] == [1, 2, 3, 4]
-print("right")
-""",
-        devices=4,
-    )
-    assert out.stdout == "right\n", out.stderr
-
-
-@needs_updates
-def test_shard_map_gets_the_parts():
-    out = run(
-        SHARDED
-        + """
-ps = parts()
-where = {p.ctypes.data for p in ps}
-r = jaxbridge.ref(jaxbridge.sharded(ps, (8, 3), sharding))
-pointers = set()
-f = jaxbridge.call(lambda x: pointers.add(x.ctypes.data), None)
-def add(r):
-    r[...] = r[...] + 10 * jax.lax.axis_index("d")
-def call(r):
-    f(r)
-for body in (add, call, add):
-    jax.jit(lambda r: jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=None)(r))(r)
-    with jaxbridge.borrow(r, "numpy") as xs:
-        assert {x.ctypes.data for x in xs} == where
-assert [p[0, 0] for p in ps] == [0, 21, 42, 63] and pointers == where
-print("right")
-""",
-        devices=4,
-    )
-    assert out.stdout == "right\n", out.stderr
-
-
-@needs_updates
-def test_replicated_parts_are_updated_all():
-    out = run(
-        SHARDED
-        + """
-for mesh, spec, shape in (
-    (mesh, P(), (8, 3)),
-    (jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), P("a"), (4, 3)),
-):
-    ps = []
-    for _ in range(4):
-        ps.append(jaxbridge.empty(shape, "float32")); ps[-1][...] = 1
-    where = [p.ctypes.data for p in ps]
-    x = jaxbridge.sharded(iter(ps), (8, 3), NamedSharding(mesh, spec))
-    step = jaxbridge.inplace(lambda x: x * 2)
-    step(x); step(x)
-    assert all((p == 4).all() for p in ps)
-    r = jaxbridge.ref(x)
-    for _ in range(2):
-        jax.jit(lambda r: r.__setitem__(..., r[...] + 1))(r)
-        with jaxbridge.borrow(r, "numpy") as xs:
-            assert [x.ctypes.data for x in xs] == where
-    assert all((p == 6).all() for p in ps)
-    jaxbridge.release(r)
-    step.clear()
-    assert all(jaxbridge._core.live_imports(p) == 0 for p in where)
-print("right")
-""",
-        devices=4,
-    )
-    assert out.stdout == "right\n", out.stderr
-
-
-def test_the_parts_have_to_fit_the_sharding():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
-    with pytest.raises(ValueError, match="2 parts for 1 devices"):
-        jaxbridge.sharded([owned(), owned()], (16,), NamedSharding(mesh, PartitionSpec("d")))
-    for bad in (PartitionSpec("d"), mesh, jax.devices()[0], None):
-        with pytest.raises(TypeError, match=r"expected a jax\.sharding\.Sharding"):
-            jaxbridge.sharded([owned()], (8,), bad)
-    assert jaxbridge.sharded([owned()], 8, NamedSharding(mesh, PartitionSpec("d"))).shape == (8,)
+# ---- the page ------------------------------------------------------------------------------------
 
 
 def test_the_page_names_tests_that_there_are():
@@ -938,6 +627,8 @@ def test_the_page_names_tests_that_there_are():
     named = set(re.findall(r"`(test_\w+)`", (root / "docs/memory.md").read_text()))
     files = (
         "python/test_memory.py",
+        "python/test_borrow.py",
+        "python/test_sharded.py",
         "python/test_inplace.py",
         "python/test_memory_edges.py",
         "python/test_native_memory.py",
