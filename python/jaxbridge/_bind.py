@@ -37,6 +37,13 @@ class ShapedCallee(SignedCallee):
     def signature(self) -> Signature:
         return self.signatures[0]
 
+    def _places(self) -> str:
+        return f"{self.made_of()} as {str(self.signature)!r}"
+
+    def made_of(self) -> str:
+        """What it is made of, for messages."""
+        raise NotImplementedError
+
     def site_for(self, site: CallSite, operands: Sequence[Any], results: Sequence[Any]) -> CallSite:
         return site.of_types((self._types(operands), self._types(results)))
 
@@ -218,6 +225,10 @@ class _CFunctionCallee(ShapedCallee):
 
     def _definition(self) -> Any:
         return self.identities, self.options, self.address
+
+    def made_of(self) -> str:
+        (function,) = self.functions.values()
+        return f"the C function {getattr(function, '__name__', None) or hex(self.address)}"
 
     def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
         arguments, texts = self.arguments(site)

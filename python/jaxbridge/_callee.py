@@ -177,6 +177,11 @@ class Callee:
             _identity.redefines(f, before.functions[p]) for p, f in self.functions.items()
         )
 
+    @property
+    def modules(self) -> list[str]:
+        """Where the functions are defined: what another process has to import."""
+        return sorted({str(getattr(f, "__module__", None)) for f in self.functions.values()})
+
     def _places(self) -> str:
         return ", ".join(
             sorted(

@@ -29,12 +29,14 @@ class DeviceCode:
         identity: what tells it: equal for equal code.
         image: PTX (with a final zero) or a cubin; made when it is first needed.
         convention: how arrays are passed: "pointer", or "numba" (as its arrays).
+        shown: what the Function is called.
     """
 
     name: str
     identity: str
     image: Callable[[], bytes]
     convention: str = "pointer"
+    shown: str = ""
 
     def __post_init__(self) -> None:
         # Kept as long as this is, by the Function and its programs; a target keeps its own.
@@ -56,12 +58,19 @@ class DeviceCode:
 def of(code: Any, name: str | None, signature: Signature, options: tuple[str, ...]) -> DeviceCode:
     """The kernel in `code`; TypeError where it is none."""
     if hasattr(code, "py_func") and type(code).__module__.startswith("numba"):
+        if name is not None or options:
+            raise TypeError(
+                f"cuda_kernel: name={name!r} and options={list(options)} are for code that is a text; a "
+                f"kernel of numba.cuda has a name, and Numba compiles it: leave them out, and take "
+                f"export_name= for a name of the Function's own"
+            )
         return _of_numba(code, signature)
     if type(code).__name__ == "RawKernel" and type(code).__module__.startswith("cupy"):
         return of(code.code, name or code.name, signature, (*code.options, *options))
     if not name:
         raise TypeError("cuda_kernel: name the kernel in the code: cuda_kernel(code, 'name', ...)")
     if isinstance(code, (bytes, bytearray)):
+        _check_no_options(options)
         image = bytes(code)
         if not image:
             raise TypeError("cuda_kernel: the code is empty")
@@ -76,11 +85,20 @@ def of(code: Any, name: str | None, signature: Signature, options: tuple[str, ..
             f"(bytes), a kernel of numba.cuda, or a cupy.RawKernel"
         )
     if _is_ptx(code):
+        _check_no_options(options)
         image = code.encode() + b"\0"
         return DeviceCode(name, _digest(image), lambda: image)
     source = code
     identity = _digest(source.encode(), repr(options).encode())
     return DeviceCode(name, identity, functools.partial(_compiled, source, name, options))
+
+
+def _check_no_options(options: tuple[str, ...]) -> None:
+    if options:
+        raise TypeError(
+            f"cuda_kernel: options={list(options)} are for the compiler of CUDA source, and this code is "
+            f"compiled already: leave them out"
+        )
 
 
 def _digest(*parts: bytes) -> str:
@@ -187,4 +205,4 @@ def _of_numba(kernel: Any, signature: Signature) -> DeviceCode:
         capability = _oldest  # PTX for it runs on all newer ones
     ptx, name = compilers.numba_ptx(kernel.py_func, signature, capability)
     image = ptx.encode() + b"\0"
-    return DeviceCode(name, _digest(image), lambda: image, "numba")
+    return DeviceCode(name, _digest(image), lambda: image, "numba", kernel.py_func.__name__)

@@ -120,9 +120,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
                 "frameworks": callee.frameworks,
                 "identities": callee.identities,
                 "in_place": in_place,
-                "modules": sorted(
-                    {str(getattr(f, "__module__", None)) for f in callee.functions.values()}
-                ),
+                "modules": callee.modules,
                 "name": self.name,
                 "named": callee.is_explicitly_named,
                 "durable": durable,

@@ -48,6 +48,9 @@ class _KernelCallee(ShapedCallee):
             identity = _identity.unique()
         super().__init__(name, {"cuda": code}, identity, options, claim)
 
+    def made_of(self) -> str:
+        return f"the kernel {self.code.name} (code {self.code.identity[:16]})"
+
     def is_capturable(self, site: CallSite) -> bool:
         # XLA takes no graph without a node, and a grid without blocks is no launch.
         return self.options.graph == "xla" and 0 not in self._shape_of("grid", self.grid, site)
@@ -190,7 +193,7 @@ def cuda_kernel(
     callee = _KernelCallee(
         found,
         parsed,
-        export_name or found.name,
+        export_name or found.shown or found.name,
         export_name is not None,
         grid,
         block,

@@ -67,8 +67,10 @@ class NativeCallee(Callee):
     def _redefines(self, before: Callee) -> bool:
         return False
 
-    def _places(self) -> str:
-        return repr(self)
+    @property
+    def modules(self) -> list[str]:
+        """None: it is found once it is made."""
+        return []
 
     def tell(self) -> None:
         """Nothing of it can change."""

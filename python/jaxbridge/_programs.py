@@ -30,7 +30,7 @@ def _resolve(key: int, text: str) -> Any:
     try:
         found = named.get(name) if spec["named"] else _by_reference(spec)
         if found is None:
-            raise LookupError(f"import {' and '.join(spec['modules'])} first")
+            raise LookupError(_what_is_missing(spec))
         arguments = _spec.decode(spec["arguments"])
         own_results = _spec.decode(spec["own_results"])
     except LookupError as error:
@@ -72,6 +72,12 @@ def _resolve(key: int, text: str) -> Any:
         types=spec.get("types"),
     )
     return site.hold().registration.target
+
+
+def _what_is_missing(spec: dict[str, Any]) -> str:
+    if "native" in spec["frameworks"].values():
+        return "make it first, as its author did: bind(..., name=), cuda_kernel(..., export_name=)"
+    return f"import {' and '.join(spec['modules'])} first"
 
 
 def _by_reference(spec: dict[str, Any]) -> Callee:

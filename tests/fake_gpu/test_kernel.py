@@ -4,6 +4,8 @@
 import contextlib
 import ctypes
 import gc
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from fake_gpu import Program, array, fake
 
 import jaxbridge
 from jaxbridge.errors import PlatformError, SignatureError
+from processes import run
 
 with contextlib.suppress(ImportError):  # Numba looks among a kernel's globals
     from numba import cuda
@@ -207,12 +210,127 @@ def test_numba_kernels_get_their_arrays():
         block=32,
     )
     words = 2 * 9 + 1
-    define(f.name.encode(), words, lambda words, shape: seen.append(words))
+    assert f.name == f.__name__ == "scale"
+    define(f.callee.code.name.encode(), words, lambda words, shape: seen.append(words))
     x, y = array(8, 1).reshape(4, 2), array(8).reshape(4, 2)
     Program(f, jnp.zeros((4, 2), jnp.float32), a=2.0)([x], [y], fake.stream())
     (got,) = seen
     assert got[:9] == [0, 0, 8, 4, x.ctypes.data, 4, 2, 8, 4]
     assert got[10:] == [0, 0, 8, 4, y.ctypes.data, 4, 2, 8, 4]
+
+
+def lowered(f, *args, **kwargs):
+    traced = jax.jit(lambda *operands: f(*operands, **kwargs)).trace(*args)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+COUNTED = """.version 8.0
+.shared .b8 _cudapy_smem_{second}[4];
+.shared .b8 _cudapy_smem_{first}[4];
+.visible .entry _ZN8__main__5scaleB{length}v{first}B3cw5E5Array(
+.global .u64 _ZN8__main__6helperB{length}v{second}5ArrayE;
+.global .u8 plainB99v1;
+"""
+
+
+def test_a_kernel_of_numba_that_is_made_again_is_the_same(monkeypatch):
+    """Numba counts what it compiles, and puts that into names. With texts as it makes them."""
+    count = iter(range(8, 100, 2))
+
+    def compile_it(function, types, **how):
+        first = next(count)
+        return COUNTED.format(length=1 + len(str(first)), first=first, second=first + 1), None
+
+    numba = types.ModuleType("numba")
+    numba.cuda = types.ModuleType("numba.cuda")
+    numba.from_dtype = str
+    numba.types = types.SimpleNamespace(Array=lambda *a, **k: a)
+    numba.cuda.compile = compile_it
+    monkeypatch.setitem(sys.modules, "numba", numba)
+    monkeypatch.setitem(sys.modules, "numba.cuda", numba.cuda)
+    kernel = type("Dispatcher", (), {"__module__": "numba.cuda", "py_func": staticmethod(scale)})()
+
+    def made_of(**changes):
+        signature = "x: float32[n, 2], a: float32, out y: float32[n, 2]"
+        how = {"signature": signature, "grid": 1, "block": 32, **changes}
+        return jaxbridge.cuda_kernel(kernel, **how)
+
+    first, *others = (made_of() for _ in range(4))  # 8, 10, ...
+    code = first.callee.code
+    assert code.name == "_ZN8__main__5scaleB2v1B3cw5E5Array"
+    assert code.image().decode() == "\n".join(
+        [
+            ".version 8.0",
+            ".shared .b8 _cudapy_smem_1[4];",
+            ".shared .b8 _cudapy_smem_2[4];",
+            ".visible .entry _ZN8__main__5scaleB2v1B3cw5E5Array(",
+            ".global .u64 _ZN8__main__6helperB2v25ArrayE;",
+            ".global .u8 plainB99v1;",
+            "\0",
+        ]
+    )
+    x = jnp.zeros((4, 2), jnp.float32)
+    text = lowered(first, x, a=2.0)
+    for other in others:
+        assert other.callee.code.image() == code.image()
+        assert lowered(other, x, a=2.0) == text
+    for _ in range(2):  # and so it can have a name in other processes
+        named = made_of(export_name="test_kernel.scale")
+    assert named.name == "test_kernel.scale"
+    with pytest.raises(ValueError, match=r"belongs to another.*the kernel _ZN8__main__"):
+        made_of(export_name="test_kernel.scale", block=64)
+    for changes in ({"name": "scale"}, {"options": ["-DA"]}):
+        with pytest.raises(
+            TypeError, match="a kernel of numba.cuda has a name, and Numba compiles"
+        ):
+            made_of(**changes)
+
+
+def test_a_kernel_that_numba_compiles_again_is_the_same(tmp_path):
+    """In other processes, too."""
+    pytest.importorskip("numba.cuda")
+    module = tmp_path / "kernels.py"
+    module.write_text(KERNELS)
+    code = "import sys, kernels; sys.stdout.write(kernels.texts(int(sys.argv[1])))"
+    one = run(code, 0, path=tmp_path, env={"PYTHONHASHSEED": "1"}).stdout
+    assert one.startswith("module")
+    assert run(code, 12, path=tmp_path, env={"PYTHONHASHSEED": "2"}).stdout == one
+
+
+KERNELS = """
+import jax, jaxbridge, numpy as np
+from numba import cuda, float32
+
+def cuda_kernel_of_numba(x, a, y):
+    shared = cuda.shared.array(32, np.float32)
+    i = cuda.grid(1)
+    if i < y.shape[0]:
+        shared[i] = a * x[i]
+        y[i] = shared[i]
+
+def nothing(x):
+    x[0] = cuda.shared.array(1, np.float32)[0]
+
+def texts(before):
+    for _ in range(before):
+        cuda.compile(nothing, (float32[::1],), device=False, abi="numba", cc=(7, 5))
+    f = jaxbridge.cuda_kernel(
+        cuda.jit(cuda_kernel_of_numba),
+        signature="x: float32[n], a: float32, out y: float32[n]", grid=1, block=32,
+    )
+    lowered = jax.jit(lambda x: f(x, a=2.0)).trace(np.zeros(4, np.float32)).lower(
+        lowering_platforms=("cuda",)
+    )
+    return lowered.as_text() + f.callee.code.image().decode()
+"""
+
+
+def test_options_of_code_that_is_compiled_already():
+    for code in (PTX, PTX.encode(), b"\x7fELF has axpy"):
+        with pytest.raises(TypeError, match="this code is compiled already: leave them out"):
+            jaxbridge.cuda_kernel(
+                code, "axpy", signature=SIGNATURE, grid=1, block=1, options=["-DA"]
+            )
 
 
 def test_source_is_compiled_once(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import jaxbridge
 from jaxbridge import Parameter, Signature
 from jaxbridge.errors import SignatureError
 from native_libraries import built
+from processes import run
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +168,9 @@ def test_one_name_and_two_functions(lib):
     signature = "x: int[n], n: int, out y: int[n, 2]"
     f = jaxbridge.bind(lib.pairs, signature, name="test_bind.pairs")
     jaxbridge.bind(lib.pairs, signature, name="test_bind.pairs")
-    with pytest.raises(ValueError, match="belongs to another function already"):
+    with pytest.raises(
+        ValueError, match="belongs to another.*function pairs as .*function iota as "
+    ):
         jaxbridge.bind(lib.iota, signature, name="test_bind.pairs")
     exported = jax.export.export(jax.jit(f), disabled_checks=jaxbridge.export_checks())(
         np.arange(3, dtype=np.int32)
@@ -180,6 +183,28 @@ def test_one_name_and_two_functions(lib):
         jax.export.export(jax.jit(jaxbridge.bind(lib.pairs, signature)))(
             np.arange(3, dtype=np.int32)
         )
+
+
+def test_an_exported_program_says_what_is_missing(lib, tmp_path):
+    pytest.importorskip("flatbuffers")
+    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]", name="test_bind.missing")
+    exported = jax.export.export(jax.jit(f), disabled_checks=jaxbridge.export_checks())
+    program = tmp_path / "program"
+    program.write_bytes(exported(np.arange(3, dtype=np.int32)).serialize())
+    done = run(
+        """
+        import sys, jax, jax.export, numpy as np, jaxbridge
+        f = jax.export.deserialize(open(sys.argv[1], "rb").read()).call
+        try:
+            with jaxbridge.reraise():
+                jax.block_until_ready(f(np.arange(3, dtype=np.int32)))
+        except jaxbridge.errors.NotRegisteredError as error:
+            print(error)
+        """,
+        program,
+    )
+    assert "'test_bind.missing', which is not registered in this process: make it" in done.stdout
+    assert "bind(..., name=)" in done.stdout and "import" not in done.stdout
 
 
 def test_a_stream_makes_it_a_function_of_cuda(lib):
