@@ -36,6 +36,9 @@ class attributes_view {
     return raw_ == nullptr ? 0 : static_cast<std::size_t>(raw_->size);
   }
 
+  /// XLA's own dictionary; null where this is none.
+  [[nodiscard]] const abi::xla_ffi::attributes* raw() const noexcept { return raw_; }
+
   /// The name of the attribute at `i`, less than size(); empty where it has no text.
   [[nodiscard]] std::string_view name_at(std::size_t i) const noexcept {
     return text(raw_->names[i]).value_or(std::string_view());

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _identity, _static_values
+from . import _config, _core, _identity, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
@@ -241,6 +241,7 @@ class _CFunctionCallee(ShapedCallee):
             operand_names=self.operand_names(site),
             in_place=list(site.in_place),
             external=list(site.external),
+            inspects=_config.debug,
         )
 
 

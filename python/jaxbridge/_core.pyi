@@ -277,8 +277,13 @@ class NativeTarget:
 
     def clear_plans(self) -> None: ...
 
-def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
+def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], inspects: bool) -> NativeTarget:
     """A target that calls the C function at an address."""
+
+def library_function(*, name: str, functions: Sequence[NativeFunction], operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int]) -> NativeTarget:
+    """
+    A target that calls a function of a library, one for each platform, and inspects each call.
+    """
 
 def compute_capability(ordinal: int) -> tuple[int, int]:
     """Of a CUDA device. RuntimeError: there is none."""
@@ -292,7 +297,7 @@ class Kernel:
     def loaded(self) -> int:
         """On how many devices it is loaded."""
 
-    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], limit: int) -> NativeTarget:
+    def target(self, *, name: str, arguments: Sequence[tuple[str, bool, int, int]], grid: Sequence[int], block: Sequence[int], shared: int, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], limit: int, inspects: bool) -> NativeTarget:
         """A target that launches it on the call's stream."""
 
 @overload

@@ -79,6 +79,7 @@ class _KernelCallee(ShapedCallee):
             operand_names=self.operand_names(site),
             in_place=list(site.in_place),
             external=list(site.external),
+            inspects=_config.debug,
             limit=_config.cache_limit,
         )
 

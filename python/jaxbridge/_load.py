@@ -161,7 +161,16 @@ class _LibraryCallee(SignedCallee):
         if signature.hidden:
             everything = self.types(operands, attributes, given)
             hidden = tuple(everything[len(signature.results) :])
-        return _lowering.FfiTarget(self.target, _ffi_values(signature, attributes), hidden)
+        return _lowering.FfiTarget(self.target, _ffi_values(signature, attributes), hidden, True)
+
+    def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
+        return _core.library_function(
+            name=self.name,
+            functions=list(self.exports.values()),
+            operand_names=self.operand_names(site),
+            in_place=list(site.in_place),
+            external=list(site.external),
+        )
 
     def check_arrays(self, platform: str, operands: Sequence[Any], results: Sequence[Any]) -> None:
         try:
@@ -299,6 +308,9 @@ class Library:
 # By (name, content): the loader gives one file once, and its handlers have one name.
 _opened: dict[tuple[str, str], Sequence[Any]] = {}
 _opened_paths: set[str] = set()
+# What was in the files that the loader has from us, by device and inode. They are never closed; the
+# loader maps them, so that what is written into one is in its functions.
+_mapped: dict[tuple[int, int], str] = {}
 _opening = threading.Lock()
 
 
@@ -324,8 +336,8 @@ def load(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImportError: it cannot be opened, is no library of jaxbridge functions, or says things of itself
-            that cannot be.
+        ImportError: it cannot be opened, is no library of jaxbridge functions, says things of itself
+            that cannot be, or was overwritten while it was open.
     """
     file = os.path.realpath(os.fsdecode(path))
     try:
@@ -333,20 +345,48 @@ def load(
     except UnicodeEncodeError as error:
         raise ImportError(f"{file!r}: the path is not in UTF-8") from error
     with open(file, "rb") as f:
+        state = os.fstat(f.fileno())
         content = hashlib.file_digest(f, "sha256").hexdigest()
     name = os.path.basename(file).split(".")[0].removeprefix("lib")
     with _opening:
+        if _mapped.get((state.st_dev, state.st_ino), content) != content:
+            raise ImportError(
+                f"{file}: it was overwritten while this process has it open, and the functions that were "
+                f"loaded from it can end the process now, when they are called and at exit: start a new "
+                f"one. Put a new file in the place of a library, as linkers, mv and install do; cp and "
+                f"copyfile write into the file that is there"
+            )
         exports = _opened.get((name, content))
         if exports is None:
-            try:
-                exports = _core.open_library(_to_open(file, content))
-            except ValueError as error:
-                if _is_mapped(file):
-                    _opened_paths.add(file)
-                raise ImportError(f"{file}: {error}") from error
+            exports = _open(file, content, state)
             _opened[name, content] = exports
-            _opened_paths.add(file)
     return Library(file, name, content, exports, results=results, vmap_method=vmap_method)
+
+
+def _open(file: str, content: str, state: os.stat_result) -> Sequence[Any]:
+    opened = _to_open(file, content)
+    try:
+        exports: Sequence[Any] = _core.open_library(opened)
+    except ValueError as error:
+        if _is_mapped(file):
+            _remember(file, content, state)
+        raise ImportError(f"{file}: {error}") from error
+    if opened == file:
+        _remember(file, content, state)
+        if _version(os.stat(file)) != _version(state):
+            raise ImportError(
+                f"{file}: it was written while it was loaded; load it again when it is complete"
+            )
+    return exports
+
+
+def _remember(file: str, content: str, state: os.stat_result) -> None:
+    _opened_paths.add(file)
+    _mapped.setdefault((state.st_dev, state.st_ino), content)
+
+
+def _version(state: os.stat_result) -> tuple[int, ...]:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _is_mapped(file: str) -> bool:
@@ -358,8 +398,8 @@ def _is_mapped(file: str) -> bool:
 
 
 def _to_open(file: str, content: str) -> str:
-    """The path for the loader, which knows files by their place: a library that was built again, and
-    written into the file that is open, is opened as a copy.
+    """The path for the loader, which knows files by their place: a library that was built again, in
+    the place of one that is open, is opened as a copy.
     """
     if file not in _opened_paths and not _is_mapped(f"{file} (deleted)"):
         return file

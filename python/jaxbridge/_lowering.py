@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _compat_partitioner, _core, _partitioning, _sharding
+from . import _compat, _compat_partitioner, _config, _core, _partitioning, _sharding
 from ._errors import PlatformError
 
 if TYPE_CHECKING:
@@ -82,13 +82,19 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
         bind = functools.partial(ctx.primitive.bind, site=site, results=results)
         return _compat.lower_traced(ctx, _once(bind, results, devices), operands)
     own = site.callee.ffi_target(site, ctx.avals_in, ctx.avals_out)
-    if own is not None:
-        outs = _lower_to(own, ctx, operands, site)
-        takes_parts = not own.hidden
-    else:
+    if own is None:
         served = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
         outs = _lower_to_ours(ctx, operands, served, is_export)
         takes_parts = served.types is None
+    else:
+        # An exported program has no checks: it is not of this process alone.
+        inspects = _config.debug and own.is_inspectable and not is_export
+        outs = (
+            _lower_to_ours(ctx, operands, site, is_export, own)
+            if inspects
+            else _lower_to(own, ctx, operands, site)
+        )
+        takes_parts = not own.hidden
     return outs if axes is None else _over_devices(ctx, outs, axes, takes_parts)
 
 
@@ -110,8 +116,10 @@ def _over_devices(ctx: Any, outs: Any, axes: _sharding.Axes, takes_parts: bool) 
     ]
 
 
-def _lower_to_ours(ctx: Any, operands: Any, site: "CallSite", is_export: bool) -> Any:
-    """The call of the target that a key stands for."""
+def _lower_to_ours(
+    ctx: Any, operands: Any, site: "CallSite", is_export: bool, own: "FfiTarget | None" = None
+) -> Any:
+    """The call of the target that a key stands for, which may call a handler of the function's own."""
     hold = site.hold()
     # Graphs that XLA captures work on memory of the registration's, also after clear().
     if (not hold.is_durable or site.options.graph == "xla") and not is_export:
@@ -124,12 +132,41 @@ def _lower_to_ours(ctx: Any, operands: Any, site: "CallSite", is_export: bool) -
             f"process (a module was loaded again, or a class defined again), and an exported program "
             f'could not tell them apart; give this one a name of its own: call(fn, ..., name="...")'
         )
+    # What is captured once cannot be checked at each call.
+    is_capturable = site.callee.is_capturable(site) and not _config.debug
+    attributes: dict[str, Any] = {"key": np.int64(key), "spec": site.text}
+    if own is not None:
+        attributes["attributes"] = own.ffi_attributes()
+    return _call(
+        _target_capturable if is_capturable else _target,
+        ctx,
+        operands,
+        site,
+        attributes,
+        () if own is None else own.hidden,
+    )
+
+
+def _call(
+    target: str,
+    ctx: Any,
+    operands: Any,
+    site: "CallSite",
+    attributes: dict[str, Any],
+    hidden: "Hidden",
+) -> Any:
+    """The custom call, and of its results those that the caller gets."""
     rule = jax.ffi.ffi_lowering(
-        _target_capturable if site.callee.is_capturable(site) else _target,
+        target,
         operand_output_aliases=dict(site.in_place),
         has_side_effect=site.has_side_effect,
     )
-    return rule(ctx, *operands, key=np.int64(key), spec=site.text)
+    behind = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in hidden]
+    own = ctx.replace(avals_out=[*ctx.avals_out, *behind])
+    return rule(own, *operands, **attributes)[: len(ctx.avals_out)]
+
+
+Hidden = tuple[tuple[tuple[int, ...], Any], ...]
 
 
 class FfiTarget(NamedTuple):
@@ -139,11 +176,17 @@ class FfiTarget(NamedTuple):
         name: under which it is registered.
         attributes: as `jax.ffi` takes them.
         hidden: the types (shape, dtype) of results behind those that the caller gets.
+        is_inspectable: whether the callee makes a target, too, which calls it and inspects the call: for
+            debug mode.
     """
 
     name: str
     attributes: dict[str, Any]
-    hidden: tuple[tuple[tuple[int, ...], Any], ...] = ()
+    hidden: Hidden = ()
+    is_inspectable: bool = False
+
+    def ffi_attributes(self) -> dict[str, Any]:
+        return {k: _compat.ffi_attribute(v) for k, v in self.attributes.items()}
 
 
 def register_target(name: str, platform: str, handlers: dict[str, Any]) -> None:
@@ -162,15 +205,7 @@ def _lower_to(target: FfiTarget, ctx: Any, operands: Any, site: "CallSite") -> A
     _own_targets.add(target.name)
     if site.external:
         operands = _check_external(ctx, operands, site)
-    rule = jax.ffi.ffi_lowering(
-        target.name,
-        operand_output_aliases=dict(site.in_place),
-        has_side_effect=site.has_side_effect,
-    )
-    hidden = [_compat.result_aval(shape, dtype, ctx.avals_in) for shape, dtype in target.hidden]
-    own = ctx.replace(avals_out=[*ctx.avals_out, *hidden])
-    attributes = {k: _compat.ffi_attribute(v) for k, v in target.attributes.items()}
-    return rule(own, *operands, **attributes)[: len(ctx.avals_out)]
+    return _call(target.name, ctx, operands, site, target.ffi_attributes(), target.hidden)
 
 
 def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list[Any]:

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "core/cuda/module.hpp"
+#include "core/native/c_function.hpp"
 #include "core/native/kernel_target.hpp"
-#include "core/native/library.hpp"
+#include "core/native/library_target.hpp"
 
 namespace jaxbridge::python {
 namespace {
@@ -176,17 +177,33 @@ void bind_native(nb::module_& m) {
       [](std::string name, std::uintptr_t address, const std::vector<described>& arguments,
          std::vector<std::string> texts, bool returns_error_code,
          std::vector<std::string> operand_names, std::vector<index_pair> in_place,
-         std::vector<std::size_t> external) {
+         std::vector<std::size_t> external, bool inspects) {
         return native_handle{std::make_shared<native::c_function>(
             std::move(name), reinterpret_cast<void*>(address), arguments_of(arguments),
             std::move(texts),
             returns_error_code ? native::returned::error_code : native::returned::nothing,
-            dispatch::in_place(std::move(operand_names), std::move(in_place),
-                               std::move(external)))};
+            dispatch::in_place(std::move(operand_names), std::move(in_place), std::move(external)),
+            inspects)};
       },
       nb::kw_only(), nb::arg("name"), nb::arg("address"), nb::arg("arguments"), nb::arg("texts"),
       nb::arg("returns_error_code"), nb::arg("operand_names"), nb::arg("in_place"),
-      nb::arg("external"), "A target that calls the C function at an address.");
+      nb::arg("external"), nb::arg("inspects"),
+      "A target that calls the C function at an address.");
+
+  m.def(
+      "library_function",
+      [](std::string name, const std::vector<native::function>& functions,
+         std::vector<std::string> operand_names, std::vector<index_pair> in_place,
+         std::vector<std::size_t> external) {
+        return native_handle{std::make_shared<native::library_target>(
+            std::move(name), functions,
+            dispatch::in_place(std::move(operand_names), std::move(in_place),
+                               std::move(external)))};
+      },
+      nb::kw_only(), nb::arg("name"), nb::arg("functions"), nb::arg("operand_names"),
+      nb::arg("in_place"), nb::arg("external"),
+      "A target that calls a function of a library, one for each platform, and inspects each "
+      "call.");
 
   m.def(
       "compute_capability",
@@ -214,18 +231,18 @@ void bind_native(nb::module_& m) {
           [](const kernel_handle& k, std::string name, const std::vector<described>& arguments,
              std::array<std::uint32_t, 3> grid, std::array<std::uint32_t, 3> block,
              std::uint32_t shared, std::vector<std::string> operand_names,
-             std::vector<index_pair> in_place, std::vector<std::size_t> external,
-             std::size_t limit) {
+             std::vector<index_pair> in_place, std::vector<std::size_t> external, std::size_t limit,
+             bool inspects) {
             return native_handle{std::make_shared<native::kernel_target>(
                 std::move(name), k.kernel, arguments_of(arguments),
                 cuda::launch_shape{grid, block, shared},
                 dispatch::in_place(std::move(operand_names), std::move(in_place),
                                    std::move(external)),
-                limit)};
+                limit, inspects)};
           },
           nb::kw_only(), nb::arg("name"), nb::arg("arguments"), nb::arg("grid"), nb::arg("block"),
           nb::arg("shared"), nb::arg("operand_names"), nb::arg("in_place"), nb::arg("external"),
-          nb::arg("limit"), "A target that launches it on the call's stream.");
+          nb::arg("limit"), nb::arg("inspects"), "A target that launches it on the call's stream.");
 }
 
 }  // namespace jaxbridge::python

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "core/native/c_function.hpp"
+#include "core/native/native_target.hpp"
 #include "python/py.hpp"
 
 namespace jaxbridge::python {

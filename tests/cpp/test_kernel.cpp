@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/cuda/module.hpp"
+#include "core/cuda/staging.hpp"
 #include "core/native/kernel_target.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
 
@@ -32,6 +33,12 @@ void add(const std::uint64_t* words, const std::uint32_t* shape) {
   float a = 0;
   std::memcpy(&a, &words[2], sizeof(a));
   for (std::uint32_t i = 0; i < shape[0] * shape[3]; ++i) y[i] = x[i] + a;
+}
+
+// The same, and x[0] is changed.
+void spoil(const std::uint64_t* words, const std::uint32_t* shape) {
+  add(words, shape);
+  reinterpret_cast<float*>(words[0])[0] += 1;
 }
 
 class kernel_test : public fake_cuda::cuda_test {
@@ -249,6 +256,62 @@ TEST_F(kernel_test, ends_quietly_when_the_process_ends) {
   }
   EXPECT_TRUE(fake_cuda::calls().empty());
   api().reset(2);
+}
+
+TEST_F(kernel_test, inspected_calls_that_are_right_stay_right) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8, true);
+  CUstream stream = api().make_stream(0, true);
+  for (int i = 0; i < 4; ++i) {  // replays among them
+    x_[0] = static_cast<float>(i);
+    y_ = {};
+    const status s = call(t, stream, 0, x_, y_);
+    ASSERT_TRUE(s.ok()) << s.message();
+    EXPECT_EQ(y_, (std::array<float, 4>{x_[0] + 1, 3, 4, 5}));
+  }
+  EXPECT_EQ(t.graphs()->replays(), 2U);
+  EXPECT_EQ(api().live().context_depth, 0U);
+  (void)trim_staging(0);
+}
+
+TEST_F(kernel_test, an_inspected_call_finds_what_is_not_written) {
+  kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {3, 1, 1}, 0}, {}, 8, true);
+  ASSERT_TRUE(call(t, api().make_stream(0, true), 0, x_, y_).ok());
+  EXPECT_EQ(std::memcmp(&y_[3], "\xA5\xA5\xA5\xA5", 4), 0);
+  (void)trim_staging(0);
+}
+
+TEST_F(kernel_test, an_inspected_call_finds_an_argument_that_changed) {
+  api().define_kernel("spoil", 3, &spoil);
+  const auto code = std::make_shared<kernel>("// has spoil", "spoil", 0);
+  CUstream stream = api().make_stream(0, true);
+  const jaxbridge::dispatch::in_place named({"f: argument 'x'"}, {}, {});
+  kernel_target t("f", code, arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, named, 8, true);
+  EXPECT_EQ(call(t, stream, 0, x_, y_).message(),
+            "f: argument 'x' was written to, and the function's signature says that it only reads "
+            "it: declare it as updated (inout, in C++ in_place<T>), or write to a copy");
+  // Under a capture there is no content yet, and nothing may be waited for.
+  api().clear_calls();
+  ASSERT_EQ(api().begin_capture(stream, fake_cuda::capture_mode::thread_local_), CUDA_SUCCESS);
+  EXPECT_TRUE(call(t, stream, 0, x_, y_).ok());
+  std::size_t pieces = 0;
+  EXPECT_EQ(api().end_capture(stream, &pieces), CUDA_SUCCESS);
+  EXPECT_EQ(pieces, 1U);
+  EXPECT_EQ(fake_cuda::count("cuStreamSynchronize"), 0U);
+  (void)trim_staging(0);
+}
+
+TEST_F(kernel_test, a_fault_of_what_was_enqueued_is_that_of_the_inspected_call) {
+  for (const auto& [nth, text] :
+       {std::pair{1, "f: debug mode: the arguments cannot be copied: cuStreamSynchronize"},
+        std::pair{2, "f: the work that it enqueued failed: cuStreamSynchronize"}}) {
+    kernel_target t("f", make(), arguments(1), {{1, 1, 1}, {4, 1, 1}, 0}, {}, 8, true);
+    CUstream stream = api().make_stream(0, true);
+    api().fail("cuStreamSynchronize", nth, CUDA_ERROR_INVALID_VALUE, false);
+    const status s = call(t, stream, 0, x_, y_);
+    EXPECT_EQ(s.message().rfind(text, 0), 0U) << s.message();
+    api().fail(nullptr, 0, CUDA_SUCCESS, false);
+  }
+  (void)trim_staging(0);
 }
 
 TEST_F(kernel_test, runs_once_or_not_at_all_whichever_driver_call_fails) {

@@ -2,8 +2,10 @@
 // Descriptions of libraries, also damaged ones: tests/python/test_native.py has more, as files.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
+#include "core/exit.hpp"
 #include "core/native/c_function.hpp"
 #include "core/native/library.hpp"
 
@@ -79,6 +81,72 @@ TEST(c_function, checks_the_arrays_of_a_call) {
             "f: the program has fewer arrays than the function's signature");
   EXPECT_TRUE(outcome(argument::source::value, {}).ok());
   EXPECT_FALSE(outcome(argument::source::value, {{0, 0}}).ok());
+}
+
+// A call on the CPU of a function of two arrays.
+struct on_two_arrays {
+  std::array<std::int32_t, 2> x{1, 2};
+  std::array<std::int32_t, 2> y{};
+  std::array<std::int64_t, 1> shape{2};
+  any_buffer in{x.data(), dtype::int32, shape};
+  any_buffer out{y.data(), dtype::int32, shape};
+  dispatch::call c;
+
+  on_two_arrays() {
+    c.operands = {&in, 1};
+    c.results = {&out, 1};
+  }
+};
+
+void first_only(std::int32_t* x, std::int32_t* y) {
+  y[0] = x[0];
+  x[1] = 7;
+}
+
+std::vector<argument> two_pointers() {
+  argument x;
+  x.from = argument::source::operand;
+  argument y;
+  y.from = argument::source::result;
+  return {x, y};
+}
+
+TEST(c_function, is_inspected_in_debug_mode) {
+  for (const bool inspects : {false, true}) {
+    on_two_arrays a;
+    c_function f("f", reinterpret_cast<void*>(&first_only), two_pointers(), {}, returned::nothing,
+                 {}, inspects);
+    const status s = f.invoke(a.c);
+    EXPECT_EQ(s.ok(), !inspects);
+    EXPECT_EQ(a.y[0], 1);
+    EXPECT_EQ(a.y[1], inspects ? static_cast<std::int32_t>(0xA5A5A5A5) : 0);
+    EXPECT_EQ(s.message().rfind("operand 0 was written to", 0) == 0, inspects) << s.message();
+  }
+  // What it may write to is not looked at, nor what has no elements.
+  on_two_arrays a;
+  a.out = a.in;
+  c_function updates("f", reinterpret_cast<void*>(&first_only), two_pointers(), {},
+                     returned::nothing, dispatch::in_place({}, {{0, 0}}, {}), true);
+  EXPECT_TRUE(updates.invoke(a.c).ok());
+  EXPECT_EQ(a.x, (std::array<std::int32_t, 2>{1, 7}));
+  on_two_arrays empty;
+  empty.shape[0] = 0;
+  empty.out.data = nullptr;
+  empty.in.data = nullptr;
+  c_function nothing_to_do("f", reinterpret_cast<void*>(&nothing), two_pointers(), {},
+                           returned::nothing, {}, true);
+  EXPECT_TRUE(nothing_to_do.invoke(empty.c).ok());
+}
+
+TEST(c_function, is_not_called_once_the_process_is_ending) {
+  on_two_arrays a;
+  c_function f("f", reinterpret_cast<void*>(&first_only), two_pointers(), {}, returned::nothing,
+               {});
+  begin_exit();
+  EXPECT_EQ(f.invoke(a.c).message(), "f: the process is ending");
+  cancel_exit_for_testing();
+  EXPECT_EQ(a.y[0], 0);
+  EXPECT_TRUE(f.invoke(a.c).ok());
 }
 
 }  // namespace jaxbridge::native

@@ -40,7 +40,7 @@ class Program:
         # Holds the call's registration. Keywords are static.
         traced = jax.jit(lambda *operands: f(*operands, **kwargs)).trace(*args)
         self._lowered = traced.lower(lowering_platforms=("cuda",))
-        text = self._lowered.as_text()
+        self.text = text = self._lowered.as_text()
         self._key = int(re.search(r"key = (-?\d+) : i64", text).group(1))
         raw = re.search(r'spec = "(.*?)"(?=[,}])', text).group(1)
         self._spec = re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m.group(1), 16)), raw)

@@ -14,6 +14,7 @@ import pytest
 from fake_gpu import Program, array, fake
 
 import jaxbridge
+from jaxbridge import _config
 from jaxbridge.errors import PlatformError, SignatureError
 from processes import run
 
@@ -194,6 +195,33 @@ def test_capturable():
     assert "@jaxbridge.call(" in empty.lower(lowering_platforms=("cuda",)).as_text()
 
 
+def test_debug_mode(monkeypatch):
+    monkeypatch.setattr(_config, "debug", True)
+
+    does = "right"
+
+    def body(words, shape):
+        if does != "nothing":
+            axpy_body(words, shape)
+        if does == "spoils":
+            floats(words[0])[1] += 1
+
+    define(b"axpy", 4, body)
+    program = Program(made(), X, X)
+    assert "@jaxbridge.call(" in program.text  # what XLA captures could not be looked at
+    x, y = array(N, 1), array(N, 3)
+    for k in range(1, 4):  # replays, too
+        program([x, y], [y], fake.stream())
+        np.testing.assert_array_equal(y, 3 + 2 * k)
+    does = "spoils"
+    with pytest.raises(RuntimeError, match="axpy: argument 'x' was written to, and"):
+        program([x, y], [y], fake.stream())
+    does = "nothing"
+    out = Program(made(signature="x: float32[n], a: float32 = 2.0, out y: float32[n], n: int32"), X)
+    out([x], [y], fake.stream())
+    assert set(y.view(np.uint32)) == {0xA5A5A5A5}
+
+
 def scale(x, a, y):
     i = cuda.grid(1)
     if i < y.shape[0]:
@@ -334,7 +362,7 @@ def test_options_of_code_that_is_compiled_already():
 
 
 def test_source_is_compiled_once(tmp_path, monkeypatch):
-    from jaxbridge import _config, _device_code
+    from jaxbridge import _device_code
 
     monkeypatch.setattr(_config, "cache_directory", str(tmp_path))
     compiled = []

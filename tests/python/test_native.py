@@ -437,6 +437,62 @@ def test_a_library_that_was_open_before_it_was_built_again(by, tmp_path):
     assert jaxbridge.load(path).version(np.zeros(1, np.float32)) == 4
 
 
+@pytest.mark.parametrize("how", ["copyfile", "hard link"])
+def test_a_library_that_is_overwritten_while_it_is_open(how, tmp_path):
+    """In a process of its own, which it can end."""
+    path = tmp_path / "libversion.so"
+    shutil.copyfile(version(3), path)
+    shutil.copyfile(path, f"{path}.same")
+    (tmp_path / "libother.so").hardlink_to(path)
+    done = run(
+        """
+        import os, pathlib, shutil, sys, jaxbridge
+        path, new, how = sys.argv[1:]
+        jaxbridge.load(path)
+        shutil.copyfile(path + ".same", path)
+        print(list(jaxbridge.load(path)))  # with what it was, it is what it was
+        shutil.copyfile(new, path)
+        if how == "hard link":
+            path = pathlib.Path(path).with_name("libother.so")
+        for _ in range(2):
+            try:
+                jaxbridge.load(path)
+            except ImportError as error:
+                print(error)
+        os.unlink(path)
+        shutil.copyfile(new, path)
+        print(list(jaxbridge.load(path)), flush=True)
+        os._exit(0)
+        """,
+        path,
+        version(4),
+        how,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == lines[-1] == "['version']" and len(lines) == 4, done.stdout
+    for line in lines[1:3]:
+        assert "it was overwritten while this process has it open" in line
+        assert "start a new one" in line and "mv and install" in line
+
+
+def test_a_library_that_is_written_while_it_is_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "libversion.so"
+    shutil.copyfile(version(7), path)
+    opened = jaxbridge._core.open_library
+
+    def meanwhile(p):
+        found = opened(p)
+        path.unlink()
+        shutil.copyfile(version(8), path)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jaxbridge._core, "open_library", meanwhile)
+        with pytest.raises(ImportError, match="it was written while it was loaded; load it again"):
+            jaxbridge.load(path)
+    assert jaxbridge.load(path).version(np.zeros(1, np.float32)) == 8
+
+
 def test_a_library_that_is_cut_short(tmp_path):
     """In a process of its own, as it was the end of it."""
     whole = built("liars.c", "whole", "-DLIE=0").read_bytes()

@@ -96,7 +96,6 @@ result<CUfunction> kernel::load(int ordinal) {
 status kernel::launch(int ordinal, stream_ref stream, const launch_shape& shape,
                       void** parameters) {
   const auto& [grid, block, shared] = shape;
-  if (exiting()) return {status_code::failed_precondition, "the process is ending"};
   if (shape.is_empty()) return {};
   const result<context_scope> current = context_scope::enter(ordinal);
   if (!current.ok()) return current.error();

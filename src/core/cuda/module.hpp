@@ -44,6 +44,7 @@ class kernel {
   kernel& operator=(const kernel&) = delete;
 
   /// Enqueues one launch. `parameters` point to the value of each. A grid without blocks is none.
+  /// Not once the process is ending: native_target::invoke() asks.
   [[nodiscard]] status launch(int ordinal, stream_ref stream, const launch_shape& shape,
                               void** parameters);
 

@@ -65,6 +65,7 @@ status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* m
 
   out.api = frame.api;
   out.context = frame.ctx;
+  out.frame = &frame;
   return detail::locate(frame, where, out.device, out.stream);
 }
 

@@ -32,6 +32,8 @@ struct call {
   /// The runtime's functions and what they want to know the call by.
   const abi::xla_ffi::api* api = nullptr;
   abi::xla_ffi::invoke_context* context = nullptr;
+  /// What this was read from.
+  const abi::xla_ffi::call_frame* frame = nullptr;
 };
 
 /// The text of an error that a function of `api` returned; destroys the error.

@@ -32,13 +32,14 @@ class in_place {
     return operand < written_.size() && written_[operand];
   }
 
+  /// What messages call an operand.
+  [[nodiscard]] std::string name(std::size_t operand) const;
+
   /// An error where XLA has given a call other memory than this says, or memory of others that was
   /// imported twice is two operands.
   [[nodiscard]] status check(const call& c) const;
 
  private:
-  [[nodiscard]] std::string name(std::size_t operand) const;
-
   std::vector<std::string> names_;
   std::vector<index_pair> pairs_;
   std::vector<std::size_t> external_;

@@ -66,49 +66,15 @@ double as_double(word bits) {
 
 }  // namespace
 
-word word_of(const argument& a, const dispatch::call& c,
-             const std::vector<std::string>& texts) noexcept {
-  switch (a.from) {
-    case argument::source::operand:
-      return reinterpret_cast<word>(c.operands[a.index].data);
-    case argument::source::result:
-      return reinterpret_cast<word>(c.results[a.index].data);
-    case argument::source::text:
-      return reinterpret_cast<word>(texts[a.index].c_str());
-    case argument::source::stream:
-      return c.stream.address();
-    case argument::source::value:
-      break;
-  }
-  return a.bits;
-}
-
-native_target::native_target(std::string name, std::vector<argument> arguments,
-                             dispatch::in_place in_place)
-    : name_(std::move(name)), arguments_(std::move(arguments)), in_place_(std::move(in_place)) {}
-
-status native_target::begin(const dispatch::call& c) {
-  calls_.fetch_add(1, std::memory_order_relaxed);
-  for (const argument& a : arguments_) {
-    if ((a.from == argument::source::operand && a.index >= c.operands.size()) ||
-        (a.from == argument::source::result && a.index >= c.results.size())) {
-      return {status_code::invalid_argument,
-              name_ + ": the program has fewer arrays than the function's signature"};
-    }
-  }
-  return in_place_.check(c);
-}
-
 c_function::c_function(std::string name, void* address, std::vector<argument> arguments,
                        std::vector<std::string> texts, returned returns,
-                       dispatch::in_place in_place)
-    : native_target(std::move(name), std::move(arguments), std::move(in_place)),
+                       dispatch::in_place in_place, bool inspects)
+    : native_target(std::move(name), std::move(arguments), std::move(in_place), inspects),
       address_(address),
       texts_(std::move(texts)),
       returns_(returns) {}
 
-status c_function::invoke(const dispatch::call& c) noexcept {
-  if (status s = begin(c); !s.ok()) return s;
+status c_function::run(const dispatch::call& c) {
   registers r;
   std::size_t integers = 0;
   std::size_t floats = 0;

@@ -2,66 +2,13 @@
 // A C function at an address, called with arguments that are put together from a call.
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "core/dispatch/in_place.hpp"
-#include "core/dispatch/registry.hpp"
-#include "core/replay/graphs.hpp"
+#include "core/native/native_target.hpp"
 
 namespace jaxbridge::native {
-
-/// What one parameter of a C function, or of a kernel, gets. Everything that follows from shapes is
-/// a value: a target serves calls of one list of shapes.
-struct argument {
-  enum class source : std::uint8_t {
-    operand,  ///< the address of operand `index`
-    result,   ///< the address of result `index`
-    value,    ///< `bits`, the same at each call
-    text,     ///< the address of the text `index` of the target
-    stream,   ///< the call's stream
-  };
-
-  source from = source::value;
-  /// Whether the C type is float or double: other registers.
-  bool is_float = false;
-  std::uint32_t index = 0;
-  std::uint64_t bits = 0;
-};
-
-/// The word that `a` is for this call: an address, or a number in its lowest bytes.
-[[nodiscard]] std::uint64_t word_of(const argument& a, const dispatch::call& c,
-                                    const std::vector<std::string>& texts) noexcept;
-
-/// A target that calls no Python.
-class native_target : public dispatch::target {
- public:
-  native_target(std::string name, std::vector<argument> arguments, dispatch::in_place in_place);
-
-  /// How often XLA has called it.
-  [[nodiscard]] std::uint64_t calls() const noexcept {
-    return calls_.load(std::memory_order_relaxed);
-  }
-  /// What it replays; null where it replays nothing.
-  [[nodiscard]] virtual replay::graphs* graphs() noexcept { return nullptr; }
-
- protected:
-  /// Counts the call, and checks that it has the arrays that the arguments name, in the memory that
-  /// they should be in.
-  [[nodiscard]] status begin(const dispatch::call& c);
-
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  [[nodiscard]] const std::vector<argument>& arguments() const noexcept { return arguments_; }
-
- private:
-  std::string name_;
-  std::vector<argument> arguments_;
-  dispatch::in_place in_place_;
-  std::atomic<std::uint64_t> calls_{0};
-};
 
 /// What the C function returns.
 enum class returned : std::uint8_t { nothing, error_code };
@@ -69,17 +16,16 @@ enum class returned : std::uint8_t { nothing, error_code };
 class c_function final : public native_target {
  public:
   c_function(std::string name, void* address, std::vector<argument> arguments,
-             std::vector<std::string> texts, returned returns, dispatch::in_place in_place);
+             std::vector<std::string> texts, returned returns, dispatch::in_place in_place,
+             bool inspects = false);
 
-  status invoke(const dispatch::call& c) noexcept override;
+ protected:
+  [[nodiscard]] status run(const dispatch::call& c) override;
 
  private:
   void* address_;
   std::vector<std::string> texts_;
   returned returns_;
 };
-
-/// The most parameters that a C function may have.
-inline constexpr std::size_t max_arguments = 64;
 
 }  // namespace jaxbridge::native

@@ -9,22 +9,18 @@
 
 #include "core/cuda/graph.hpp"
 #include "core/cuda/stream_order.hpp"
-#include "core/exit.hpp"
 
 namespace jaxbridge::native {
 
 kernel_target::kernel_target(std::string name, std::shared_ptr<cuda::kernel> kernel,
                              std::vector<argument> arguments, cuda::launch_shape shape,
-                             dispatch::in_place in_place, std::size_t limit)
-    : native_target(std::move(name), std::move(arguments), std::move(in_place)),
+                             dispatch::in_place in_place, std::size_t limit, bool inspects)
+    : native_target(std::move(name), std::move(arguments), std::move(in_place), inspects),
       kernel_(std::move(kernel)),
       shape_(shape),
       graphs_(limit) {}
 
-status kernel_target::invoke(const dispatch::call& c) noexcept {
-  if (status s = begin(c); !s.ok()) return s;
-  // Before graphs: to launch one is a use of CUDA like any.
-  if (exiting()) return named({status_code::failed_precondition, "the process is ending"});
+status kernel_target::run(const dispatch::call& c) {
   if (arguments().size() > max_arguments) {
     return {status_code::invalid_argument, name() + ": too many parameters"};
   }

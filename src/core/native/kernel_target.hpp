@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/cuda/module.hpp"
-#include "core/native/c_function.hpp"
+#include "core/native/native_target.hpp"
 #include "core/replay/graphs.hpp"
 
 namespace jaxbridge::native {
@@ -20,10 +20,12 @@ class kernel_target final : public native_target {
   /// At most `limit` graphs are kept.
   kernel_target(std::string name, std::shared_ptr<cuda::kernel> kernel,
                 std::vector<argument> arguments, cuda::launch_shape shape,
-                dispatch::in_place in_place, std::size_t limit);
+                dispatch::in_place in_place, std::size_t limit, bool inspects = false);
 
-  status invoke(const dispatch::call& c) noexcept override;
   [[nodiscard]] replay::graphs* graphs() noexcept override { return &graphs_; }
+
+ protected:
+  [[nodiscard]] status run(const dispatch::call& c) override;
 
  private:
   [[nodiscard]] status named(status s) const;
