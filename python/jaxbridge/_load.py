@@ -23,7 +23,7 @@ from ._native_function import (
     select,
 )
 from ._options import vmap_methods
-from ._signature import Signature
+from ._signature import Parameter, Signature
 from .errors import SignatureError
 
 # Of a function's description: abi/native_library.hpp.
@@ -114,13 +114,12 @@ class _LibraryCallee(SignedCallee):
             return types + result_types(self.name, hidden, rules[visible:], operands, attributes)
         if export.has_shape_function:
             return self._inferred(export, signature, operands, attributes)
-        if not export.results and not all(
-            p.shape is not None and "*" not in p.shape for p in signature.results
-        ):
+        unknown = [p for p in signature.results if not (p.role == "inout" or _is_known(p))]
+        if unknown and not export.results:
             raise TypeError(
                 f"{self.name}: the library exports no rule for the shapes of results; pass "
-                f"result_shape_dtypes=jax.ShapeDtypeStruct(shape, dtype), or a function of the "
-                f"arguments that returns it"
+                f"result_shape_dtypes=jax.ShapeDtypeStruct(shape, dtype) of each, or a function of the "
+                f"arguments that returns them, or export it with {_rules_for(signature)}"
             )
         return result_types(self.name, signature, export.results, operands, attributes)
 
@@ -182,6 +181,22 @@ class _LibraryCallee(SignedCallee):
                 raise after_batching(
                     TypeError(f"{self.name}: result {k} is of rank {len(x.shape)}, expected {p}")
                 )
+
+
+def _is_known(p: Parameter) -> bool:
+    return p.shape is not None and "*" not in p.shape
+
+
+def _rules_for(signature: Signature) -> str:
+    """What an export says that has a rule for each result."""
+    updated = {result: operand for operand, result in signature.in_place.items()}
+    rules = [
+        f"jaxbridge::same_as<{updated[k]}>" if k in updated else 'jaxbridge::shape("[...]")'
+        for k in range(len(signature.results))
+    ]
+    return (
+        f".result({', '.join([*rules, *('jaxbridge::shape("[...]")' for _ in signature.hidden)])})"
+    )
 
 
 def _said(export: Any) -> str:

@@ -238,7 +238,8 @@ def result_types(
     Args:
         name: of the function, for messages.
         signature: the overload that is called.
-        rules: for each result "same_as 0" or "[n, 2 * m]"; none: the signature's own shapes.
+        rules: for each result "same_as 0" or "[n, 2 * m]"; none: the signature's own shapes, and what is
+            updated is what it was.
         operands: abstract values.
         attributes: the static values.
 
@@ -246,10 +247,11 @@ def result_types(
         TypeError: the shape cannot be told; the message names the result.
     """
     parameters = [*signature.results, *signature.hidden]
+    updated = {result: operand for operand, result in signature.in_place.items()}
     lengths = signature.lengths(operands, attributes)
     out = []
     for k, p in enumerate(parameters):
-        rule = rules[k] if rules else None
+        rule = rules[k] if rules else f"same_as {updated[k]}" if k in updated else None
         dtype = p.dtype
         try:
             if rule is not None and rule.startswith("same_as "):

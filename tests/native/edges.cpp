@@ -91,3 +91,19 @@ jb::status no_shapes(std::span<const jb::any_buffer> /*operands*/,
 }
 void no_results(floats /*x*/) {}
 JAXBRIDGE_EXPORT(no_results, cpu).parameters("x").shapes<no_shapes>().side_effect();
+
+// What is updated needs no rule of its own.
+void twice(jb::in_place<float> x, jb::in_place<double, 2> y) {
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= 2;
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] *= 2;
+}
+JAXBRIDGE_EXPORT(twice, cpu).parameters("x, y");
+
+// Beside another result it does, and rules can be wrong.
+void updates_and_gives(jb::buffer_view<const float, 1> /*x*/, out z, jb::in_place<float, 1> y) {
+  z[0] = y[0] += 1;
+}
+JAXBRIDGE_EXPORT(updates_and_gives, cpu).parameters("x, y");
+JAXBRIDGE_EXPORT_AS(wrong_rule, cpu, updates_and_gives)
+    .parameters("x[n], y[m]")
+    .result(jb::same_as<0>, jb::shape("[n + 1]"));

@@ -260,6 +260,33 @@ def test_parameters_of_an_export(edges):
     assert edges.no_results(X[0]) == ()
 
 
+def test_results_that_are_updated_need_no_rule(edges):
+    for make in (lambda f: f, jax.jit):
+        a, b = make(edges.twice)(X, X.astype(np.float64))
+        assert (a.dtype, b.dtype) == (np.float32, np.float64)
+        np.testing.assert_array_equal(a, 2 * X)
+        np.testing.assert_array_equal(b, 2 * X)
+    r = jax.new_ref(jnp.ones(3, jnp.float32))
+    edges.twice(r, np.ones((1, 1)))
+    assert r[...].tolist() == [2, 2, 2]
+
+
+def test_a_missing_rule_is_named(edges):
+    text = r'export it with \.result\(jaxbridge::shape\("\[...\]"\), jaxbridge::same_as<1>\)'
+    with pytest.raises(TypeError, match=text):
+        edges.updates_and_gives(X[0], X[0])
+    spec = (jax.ShapeDtypeStruct((1,), np.float32), jax.ShapeDtypeStruct((3,), np.float32))
+    z, y = edges.updates_and_gives(X[0], X[0], result_shape_dtypes=spec)
+    assert z.tolist() == [1] and y.tolist() == [1, 1, 2]
+
+
+def test_a_rule_that_does_not_fit_what_is_updated(edges):
+    with pytest.raises(
+        TypeError, match="float32\\[3\\] cannot be a result of float32\\[4\\]: they are one memory"
+    ):
+        edges.wrong_rule(X[0], X[0])
+
+
 def test_state_is_one_for_each_device(ops):
     first = np.asarray(ops.count(np.zeros(1, np.float32)))
     again = np.asarray(ops.count(np.zeros(1, np.float32)))
