@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _config, _core, _identity, _static_values
+from . import _config, _core, _identity, _lengths, _options, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
@@ -38,7 +38,9 @@ class ShapedCallee(SignedCallee):
         return self.signatures[0]
 
     def _places(self) -> str:
-        return f"{self.made_of()} as {str(self.signature)!r}"
+        chosen = ("elementwise", "vmap_method", "has_side_effect")
+        given = [f", {k}={v!r}" for k in chosen if (v := getattr(self.options, k))]
+        return f"{self.made_of()} as {str(self.signature)!r}{''.join(given)}"
 
     def made_of(self) -> str:
         """What it is made of, for messages."""
@@ -123,7 +125,13 @@ def _value(name: str, p: Parameter, value: Any) -> Argument:
 
 
 def check_parameters(what: str, signature: Signature) -> None:
+    lengths = {axis for p in signature.operands for axis in p.shape or ()}
     for p in signature.parameters:
+        if p.role == "attribute" and p.name in lengths:
+            raise SignatureError(
+                f"{what}: {p}: an argument has a length of that name, which is an integer; give one of the "
+                f"two another name"
+            )
         if p.is_array and p.dtype is None:
             raise SignatureError(f"{what}: {p}: the dtype of an array has to be said")
         if p.role in ("attribute", "operand", "inout", "size") and not p.name:
@@ -148,6 +156,10 @@ def check_parameters(what: str, signature: Signature) -> None:
     for p in signature.results:
         if p.shape is None or "*" in p.shape:
             raise SignatureError(f"{what}: {p}: the shape of a result has to be said")
+    for p in (*signature.operands, *signature.results):
+        for axis in p.shape or ():
+            if axis != "*":
+                _lengths.check_named(f"{what}: {p}", axis, signature.length_names)
 
 
 def signature_of(what: str, signature: Any) -> Signature:
@@ -202,8 +214,8 @@ def _address(function: Any) -> int:
             f"bind: {function!r} is no C function; expected one of ctypes, of cffi, a numba.cfunc, or an "
             f"address (int)"
         )
-    if address <= 0:
-        raise ValueError("bind: the function's address is null")
+    if not 0 < address < 2**64:
+        raise ValueError(f"bind: the function's address is {address}, where nothing can be")
     return address
 
 
@@ -280,8 +292,14 @@ def bind(
         SignatureError: the signature is none, or C has no such parameter.
         TypeError: `function` is no C function.
     """
+    _options.check_name(name)
     shown = name or getattr(function, "__name__", None) or "bound"
     parsed = signature_of("bind", signature)
+    if len(parsed.parameters) > _core.max_arguments:
+        raise SignatureError(
+            f"bind: the function has {len(parsed.parameters)} parameters; expected at most "
+            f"{_core.max_arguments}: pass numbers as an array, or write a C function around it"
+        )
     check_parameters("bind", parsed)
     for p in parsed.attributes:
         if p.dtype == "float16":

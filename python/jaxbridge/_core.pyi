@@ -277,6 +277,8 @@ class NativeTarget:
 
     def clear_plans(self) -> None: ...
 
+max_arguments: int = 64
+
 def c_function(*, name: str, address: int, arguments: Sequence[tuple[str, bool, int, int]], texts: Sequence[str], returns_error_code: bool, operand_names: Sequence[str], in_place: Sequence[tuple[int, int]], external: Sequence[int], inspects: bool) -> NativeTarget:
     """A target that calls the C function at an address."""
 

@@ -69,20 +69,26 @@ def of(code: Any, name: str | None, signature: Signature, options: tuple[str, ..
         return of(code.code, name or code.name, signature, (*code.options, *options))
     if not name:
         raise TypeError("cuda_kernel: name the kernel in the code: cuda_kernel(code, 'name', ...)")
+    if isinstance(code, os.PathLike):
+        code = Path(code).read_bytes()
     if isinstance(code, (bytes, bytearray)):
-        _check_no_options(options)
         image = bytes(code)
         if not image:
             raise TypeError("cuda_kernel: the code is empty")
-        if image[:4] != b"\x7fELF" and not image.endswith(b"\0"):
-            image += b"\0"  # PTX as bytes
-        return DeviceCode(name, _digest(image), lambda: image)
-    if isinstance(code, os.PathLike):
-        return of(Path(code).read_bytes(), name, signature, options)
+        code = _text_of(image)
+        if code is None:
+            _check_no_options(options)
+            return DeviceCode(name, _digest(image), lambda: image)
     if not isinstance(code, str) or not code.strip():
         raise TypeError(
             f"cuda_kernel: the code is {type(code).__name__}; expected PTX or CUDA C++ (text), a cubin "
             f"(bytes), a kernel of numba.cuda, or a cupy.RawKernel"
+        )
+    if "\0" in code:
+        raise TypeError("cuda_kernel: the code has a zero in it, where its text would end")
+    if "\n" not in code and Path(code).suffix in (".ptx", ".cubin", ".fatbin", ".cu"):
+        raise TypeError(
+            f"cuda_kernel: the code is {code!r}, the name of a file; pass pathlib.Path({code!r})"
         )
     if _is_ptx(code):
         _check_no_options(options)
@@ -91,6 +97,16 @@ def of(code: Any, name: str | None, signature: Signature, options: tuple[str, ..
     source = code
     identity = _digest(source.encode(), repr(options).encode())
     return DeviceCode(name, identity, functools.partial(_compiled, source, name, options))
+
+
+def _text_of(image: bytes) -> str | None:
+    """PTX or source that came as bytes; None: it is a cubin, or a fatbin."""
+    if image.startswith((b"\x7fELF", b"\x50\xed\x55\xba")):
+        return None
+    try:
+        return image.removesuffix(b"\0").decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _check_no_options(options: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _config, _device_code, _identity, _signature
+from . import _config, _device_code, _identity, _lengths, _options
 from ._bind import Argument, ShapedCallee, check_parameters, function_of, signature_of
 from ._call_site import CallSite
 from ._native_function import NativeFunction
@@ -49,7 +49,8 @@ class _KernelCallee(ShapedCallee):
         super().__init__(name, {"cuda": code}, identity, options, claim)
 
     def made_of(self) -> str:
-        return f"the kernel {self.code.name} (code {self.code.identity[:16]})"
+        how = f"code {self.code.identity[:16]}, grid {self.grid!r}, block {self.block!r}"
+        return f"the kernel {self.code.name} ({how})"
 
     def is_capturable(self, site: CallSite) -> bool:
         # XLA takes no graph without a node, and a grid without blocks is no launch.
@@ -58,14 +59,12 @@ class _KernelCallee(ShapedCallee):
     def make_target(self, site: CallSite, states: dict[Any, Any]) -> Any:
         arguments, _ = self.arguments(site)
         grid = self._shape_of("grid", self.grid, site)
-        block = self._shape_of("block", self.block, site)
-        shared = self.shared
-        if isinstance(shared, str):
-            shared = _signature.evaluate(shared, self._lengths(site)[2])
+        # Where nothing is launched a block of no threads is none that is wrong.
+        block = (1, 1, 1) if 0 in grid else self._shape_of("block", self.block, site)
         try:
-            shared = operator.index(shared)
+            shared = self._number("shared", self.shared, self._lengths(site)[2])
         except TypeError:
-            raise TypeError(f"{self.name}: shared is {shared!r}; expected bytes") from None
+            raise TypeError(f"{self.name}: shared is {self.shared!r}; expected bytes") from None
         if not 0 <= shared < 2**31:
             raise ValueError(f"{self.name}: shared is {shared} bytes; expected 0 up to 2 GiB")
         if self.code.convention == "numba":
@@ -83,15 +82,20 @@ class _KernelCallee(ShapedCallee):
             limit=_config.cache_limit,
         )
 
+    def _number(self, what: str, extent: Any, lengths: Mapping[str, Any]) -> int:
+        if isinstance(extent, str):
+            try:
+                extent = _lengths.evaluate(extent, lengths)
+            except SignatureError as error:
+                raise SignatureError(f"{self.name}: {what}: {error}") from None
+        return operator.index(extent)
+
     def _shape_of(self, what: str, shape: Shape, site: CallSite) -> tuple[int, int, int]:
         operands, attributes, lengths = self._lengths(site)
         given: Any = shape(*operands, **attributes) if callable(shape) else shape
         try:
             many = (given,) if np.ndim(given) == 0 else tuple(given)
-            out = [
-                operator.index(_signature.evaluate(e, lengths) if isinstance(e, str) else e)
-                for e in many
-            ]
+            out = [self._number(what, e, lengths) for e in many]
         except TypeError:
             raise TypeError(
                 f"{self.name}: {what} is {given!r}; expected one to three integers, or expressions of "
@@ -153,8 +157,8 @@ def cuda_kernel(
 
     Args:
         code: PTX (text), a cubin (bytes), CUDA C++ source (text; compiled by cuda.core, or by CuPy, for
-            the device that is there, and kept on disk by its content), a `numba.cuda` kernel, or a
-            `cupy.RawKernel`.
+            the device that is there, and kept on disk by its content), the `pathlib.Path` of a file with
+            one of these, a `numba.cuda` kernel, or a `cupy.RawKernel`.
         name: of the kernel in the code; a kernel object has one.
         signature: the kernel's parameters in order, as `bind` takes them, without strings and stream.
         grid: blocks: one to three numbers, or expressions of the signature's lengths such as
@@ -170,19 +174,29 @@ def cuda_kernel(
         export_name: what tells the Function in other processes; without one it can't be exported.
 
     Raises:
-        SignatureError: the signature is none, or a kernel has no such parameter.
-        TypeError: `code` is no code.
+        SignatureError: the signature is none, a kernel has no such parameter, or an expression is none
+            of the signature's lengths.
+        TypeError: `code` is no code, or an option is of another type.
     """
+    _options.check_name(export_name)
     parsed = signature_of("cuda_kernel", signature)
     check_parameters("cuda_kernel", parsed)
     if parsed.of("stream") or any(p.form == "string" for p in parsed.attributes):
         raise SignatureError("cuda_kernel: a kernel gets no stream, and no strings")
     if parsed.returns != "void":
         raise SignatureError("cuda_kernel: a kernel returns nothing")
-    if isinstance(options, str):
+    for what, extents in (("grid", grid), ("block", block), ("shared", shared)):
+        for extent in extents if isinstance(extents, (tuple, list)) else (extents,):
+            if isinstance(extent, str):
+                _lengths.check_named(f"cuda_kernel: {what}", extent, parsed.length_names)
+    if isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise TypeError(f"cuda_kernel: options is {options!r}; expected a list of texts")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"cuda_kernel: the kernel's name is {name!r}; expected a text")
+    if name is not None and (not isinstance(name, str) or "\0" in name):
+        raise TypeError(
+            f"cuda_kernel: the kernel's name is {name!r}; expected a text without zeros"
+        )
+    if not isinstance(capturable, (bool, np.bool_)):
+        raise TypeError(f"cuda_kernel: capturable is {capturable!r}; expected True or False")
     found = _device_code.of(code, name, parsed, tuple(options))
     chosen = {
         "inout": parsed.in_place or None,

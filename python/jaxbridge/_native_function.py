@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _identity, _options, _signature, _static_values
+from . import _compat, _identity, _lengths, _operands, _options, _signature, _static_values
 from ._call_site import CallSite, Stats
 from ._callee import Callee
 from ._function import Function
-from ._signature import Signature
+from ._signature import Parameter, Signature
 from .errors import SignatureError
 
 
@@ -159,27 +159,25 @@ class NativeFunction(Function[..., Any]):
             attributes[p.name] = self._static(p.name, bound.arguments[p.name])
         operands = []
         for k, p in enumerate(first.operands):
-            x = bound.arguments[p.name]
-            if isinstance(x, (bool, int, float, complex)) and not hasattr(x, "dtype"):
-                dtypes = {s.operands[k].dtype for s in self.signatures}
-                only = dtypes.pop() if len(dtypes) == 1 else None
-                x = jnp.asarray(x) if only is None else jnp.asarray(x, np.dtype(only))
-            elif not (
-                isinstance(x, (jax.Array, np.ndarray, np.generic))
-                or _compat.is_ref(x)
-                or hasattr(type(x), "__jax_array__")
-                or _compat.is_typed_literal(x)
-            ):
-                raise TypeError(
-                    f"{name}: argument {p.name!r} is a {type(x).__name__}, expected an array: {p}"
-                )
-            operands.append(x if _compat.is_ref(x) else jnp.asarray(x))
+            operands.append(self._operand(k, p, bound.arguments[p.name]))
         avals = [_aval(x) for x in operands]
         signature = self.select(avals)
         reason = signature.computed_mismatch(avals, signature.lengths(avals, attributes))
         if reason is not None:
             raise TypeError(f"{name}: {reason}")
         return operands, attributes, extra
+
+    def _operand(self, position: int, p: Parameter, x: Any) -> Any:
+        where = f"{self.callee.name}: argument {p.name!r}"
+        if isinstance(x, (bool, int, float, complex)) and not hasattr(x, "dtype"):
+            dtypes = {s.operands[position].dtype for s in self.signatures}
+            only = dtypes.pop() if len(dtypes) == 1 else None
+            if only is None:
+                return jnp.asarray(x)
+            return jnp.asarray(_static_values.number(where, only, x), np.dtype(only))
+        if not _operands.is_operand(x):
+            raise TypeError(f"{where} is a {type(x).__name__}, expected an array: {p}")
+        return _operands.as_operand(x, lambda: where)
 
     def _static(self, parameter: str, value: Any) -> Any:
         error: Exception | None = None
@@ -261,7 +259,11 @@ def result_types(
                 axes = p.shape if rule is None else _signature.parse_axes(rule.strip()[1:-1])
                 if axes is None or "*" in axes:
                     raise SignatureError(f"it is {p}, and no rule says its shape")
-                shape = tuple(_signature.evaluate(axis, lengths) for axis in axes)
+                shape = tuple(_lengths.evaluate(axis, lengths) for axis in axes)
+            if any(isinstance(n, (int, np.integer)) and n < 0 for n in shape):
+                raise SignatureError(
+                    f"it is {p}, which is {list(shape)} here, with a negative length"
+                )
             if dtype is None:
                 raise SignatureError(f"it is {p}, and no rule says its dtype")
             if p.shape is not None and len(shape) != len(p.shape):

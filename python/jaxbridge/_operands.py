@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which leaves of a call's arguments are arrays, and these as JAX takes them."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,9 +30,9 @@ def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
     positions = []
     for position, leaf in enumerate(leaves):
         if type(leaf) is not _compat.array_type:
-            if type(leaf) in _never or not _is_operand(leaf):
+            if type(leaf) in _never or not is_operand(leaf):
                 continue
-            leaves[position] = _operand(name, leaf, position, treedef)
+            leaves[position] = as_operand(leaf, functools.partial(_where, name, position, treedef))
         positions.append(position)
     return positions
 
@@ -58,7 +59,8 @@ def put(leaves: Sequence[Any], values: Sequence[tuple[int, Any]]) -> list[Any]:
     return out
 
 
-def _is_operand(leaf: Any) -> bool:
+def is_operand(leaf: Any) -> bool:
+    """Whether an argument is an array."""
     return (
         isinstance(leaf, (jax.Array, np.ndarray, np.generic))
         or _compat.is_ref(leaf)
@@ -67,33 +69,40 @@ def _is_operand(leaf: Any) -> bool:
     )
 
 
-def _where(position: int, treedef: Any) -> str:
+def _where(name: str, position: int, treedef: Any) -> str:
     tree = jax.tree.unflatten(treedef, [Slot(i) for i in range(treedef.num_leaves)])
-    return _plan.argument_name(Template(tree).paths()[position])
+    return f"{name}: argument {_plan.argument_name(Template(tree).paths()[position])}"
 
 
-def _operand(name: str, leaf: Any, position: int, treedef: Any) -> Any:
+def as_operand(leaf: Any, where: Callable[[], str]) -> Any:
+    """An array as JAX's; a Ref as it is.
+
+    Args:
+        leaf: the array.
+        where: what messages begin with.
+
+    Raises:
+        TypeError: JAX does not have it, or not all of its values.
+    """
     if _compat.is_ref(leaf):
         return leaf
     if _compat.is_key_array(leaf):
         raise TypeError(
-            f"{name}: argument {_where(position, treedef)} is an array of PRNG keys, "
-            f"which have no memory of a plain dtype; pass jax.random.key_data(key)"
+            f"{where()} is an array of PRNG keys, which have no memory of a plain dtype; pass "
+            f"jax.random.key_data(key)"
         )
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.isnative:
         raise TypeError(
-            f"{name}: argument {_where(position, treedef)} is an array of another byte "
-            f"order ({leaf.dtype.str}), and JAX has the machine's own only; pass "
-            f"x.astype({leaf.dtype.name!r})"
+            f"{where()} is an array of another byte order ({leaf.dtype.str}), and JAX has the machine's "
+            f"own only; pass x.astype({leaf.dtype.name!r})"
         )
     try:
         array = jnp.asarray(leaf)
     except TypeError as error:
         raise TypeError(
-            f"{name}: argument {_where(position, treedef)} is an array of dtype "
-            f"{getattr(leaf, 'dtype', type(leaf))}, which JAX does not have"
+            f"{where()} is an array of dtype {getattr(leaf, 'dtype', type(leaf))}, which JAX does not have"
         ) from error
     if (
         isinstance(leaf, (np.ndarray, np.generic))
@@ -102,8 +111,7 @@ def _operand(name: str, leaf: Any, position: int, treedef: Any) -> Any:
         and not np.array_equal(leaf.astype(array.dtype), leaf)
     ):
         raise TypeError(
-            f"{name}: argument {_where(position, treedef)} has values that do not "
-            f"fit {array.dtype.name}, and JAX has {leaf.dtype.name} only with 64-bit types "
-            f"enabled: set jax_enable_x64"
+            f"{where()} has values that do not fit {array.dtype.name}, and JAX has {leaf.dtype.name} only "
+            f"with 64-bit types enabled: set jax_enable_x64"
         )
     return array

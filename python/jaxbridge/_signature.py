@@ -8,18 +8,16 @@ A signature is a list of parameters in the order of the function's own::
 
 import ast
 import dataclasses
-import functools
 import inspect
 import keyword
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from . import _core
+from . import _core, _lengths
 from .errors import SignatureError
 
 MISSING: Any = inspect.Parameter.empty
@@ -42,7 +40,9 @@ _aliases = {
     "bool_": "bool",
 }
 _dtype_names = frozenset(_core.dtype_names())
-_roles = ("out", "inout", "workspace")
+_array_roles = ("operand", "result", "inout", "workspace")
+_roles = (*_array_roles, "attribute", "size", "stream")
+_forms = ("scalar", "list", "string", "dict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,9 @@ class Parameter:
         form: of an attribute: "scalar", "list", "string", "dict".
         optional: the attribute may be left out.
         default: what the attribute is where it is not given.
+
+    Raises:
+        SignatureError: there is no such parameter.
     """
 
     name: str
@@ -69,6 +72,30 @@ class Parameter:
     form: str = "scalar"
     optional: bool = False
     default: Any = MISSING
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not (self.name == "" or self.name.isidentifier()):
+            raise SignatureError(
+                f"a parameter is called {self.name!r}; expected a Python identifier"
+            )
+        where = f"the parameter {self.name!r}"
+        for what, given, known in (("role", self.role, _roles), ("form", self.form, _forms)):
+            if given not in known:
+                raise SignatureError(
+                    f"{where} has the {what} {given!r}; expected one of {', '.join(known)}"
+                )
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", _dtype_name(where, self.dtype))
+        if self.is_array:
+            object.__setattr__(self, "shape", _axes(where, self.shape))
+            if self.default is not MISSING or self.optional or self.form != "scalar":
+                raise SignatureError(f"{where} is an array: it has no default, and no form")
+        elif self.shape is not None:
+            raise SignatureError(f"{where} has a shape, and is no array but a {self.role}")
+        if self.role == "size" and not _is_integer(self):
+            raise SignatureError(f"{where} is a length, of {self.dtype}; expected an integer type")
+        if self.role == "attribute" and self.form in ("scalar", "list") and self.dtype is None:
+            raise SignatureError(f"{where} has no dtype; expected one such as float32, int64")
 
     def __str__(self) -> str:
         if self.role == "stream":
@@ -87,7 +114,7 @@ class Parameter:
 
     @property
     def is_array(self) -> bool:
-        return self.role in ("operand", "result", "inout", "workspace")
+        return self.role in _array_roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +133,15 @@ class Signature:
     returns: str = "void"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", tuple(self.parameters))
+        if unknown := [p for p in self.parameters if not isinstance(p, Parameter)]:
+            raise SignatureError(f"a signature is made of Parameters, and has {unknown[0]!r}")
+        axes = {axis for p in self.operands for axis in p.shape or ()}
+        for p in self.of("size"):
+            if p.name not in axes:
+                raise SignatureError(
+                    f"{str(p)!r} is a length, and no argument has one of that name"
+                )
         names = [p.name for p in self.parameters if p.name]
         for name in names:
             if names.count(name) > 1:
@@ -114,7 +150,8 @@ class Signature:
                 raise SignatureError(f"a parameter cannot be called {name!r} in Python")
         if self.returns not in ("void", "int32"):
             raise SignatureError(
-                f"it returns {self.returns!r}; expected void, or int32 for an error code"
+                f"it returns {self.returns!r}; expected void, or int32 for an error code: what a function "
+                f"computes is written to an array, so write a C function around one that returns it"
             )
 
     @classmethod
@@ -206,6 +243,12 @@ class Signature:
         operands, results = self.operands, self.results
         return {operands.index(p): results.index(p) for p in self.of("inout")}
 
+    @property
+    def length_names(self) -> set[str]:
+        """Of lengths of operands, and of integer attributes."""
+        axes = {axis for p in self.operands for axis in p.shape or () if axis.isidentifier()}
+        return axes | {p.name for p in self.attributes if p.form == "scalar" and _is_integer(p)}
+
     def python(self) -> inspect.Signature:
         """What the caller gives: first the operands, then the attributes, each in their order."""
         parameters: list[inspect.Parameter] = []
@@ -255,11 +298,15 @@ class Signature:
         missing = numbers - set(lengths)
         for p, x in zip(self.operands, operands, strict=True):
             for axis, length in zip(p.shape or (), x.shape, strict=p.shape is not None):
-                if axis == "*" or axis.isidentifier() or not missing.isdisjoint(_names_in(axis)):
+                if (
+                    axis == "*"
+                    or axis.isidentifier()
+                    or not missing.isdisjoint(_lengths.names_in(axis))
+                ):
                     continue
                 given = f"argument {p.name!r} is {_type_text(x)}, expected {_array_text(p)}"
                 try:
-                    wanted = evaluate(axis, lengths)
+                    wanted = _lengths.evaluate(axis, lengths)
                 except SignatureError as error:
                     return f"{given}: {error}"
                 if wanted != length:
@@ -361,17 +408,38 @@ def parse_axes(text: str) -> tuple[str, ...] | None:
     axes = tuple(_split(text))
     for axis in axes:
         if axis != "*":
-            _expression(axis)
+            _lengths.expression(axis)
     return axes
 
 
 def _dtype(text: str, entry: str) -> str:
-    name = _aliases.get(text, text)
+    return _dtype_name(repr(entry), text)
+
+
+def _dtype_name(where: str, dtype: Any) -> str:
+    """What NumPy calls it; also of its own objects."""
+    try:
+        name = _aliases.get(dtype, dtype) if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = ""
     if name not in _dtype_names:
-        raise SignatureError(
-            f"{entry!r}: {text!r} is no dtype; expected one such as float32, int64"
-        )
+        raise SignatureError(f"{where}: {dtype!r} is no dtype; expected one such as float32, int64")
     return name
+
+
+def _axes(where: str, shape: Any) -> tuple[str, ...] | None:
+    if shape is None:
+        return None
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(n, (str, int)) for n in shape):
+        raise SignatureError(
+            f"{where} has the shape {shape!r}; expected one name, number or expression for each axis, as "
+            f'("n", 3, "2 * n")'
+        )
+    axes = tuple(str(n).strip() for n in shape)
+    for axis in axes:
+        if axis != "*":
+            _lengths.expression(axis)
+    return axes
 
 
 def _literal(text: str) -> Any:
@@ -391,74 +459,3 @@ def _type_text(x: Any) -> str:
 
 def _array_text(p: Parameter) -> str:
     return f"{p.dtype or 'any'}[{'...' if p.shape is None else ', '.join(p.shape)}]"
-
-
-# ---- lengths -------------------------------------------------------------------------------------
-
-_operators: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-@functools.lru_cache(1024)
-def _expression(text: str) -> ast.expr:
-    if len(text) > 1000:
-        raise SignatureError("an expression of a length has more than 1000 characters")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise SignatureError(f"{text!r} is no expression of lengths") from error
-    for node in ast.walk(tree):
-        is_number = isinstance(node, ast.Constant) and type(node.value) is int
-        is_call = (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("min", "max")
-            and not node.keywords
-            and len(node.args) > 1
-        )
-        is_operation = isinstance(node, ast.BinOp) and type(node.op) in _operators
-        others = (ast.Name, ast.Load, ast.operator)
-        if not (is_number or is_call or is_operation or isinstance(node, others)):
-            raise SignatureError(
-                f"{text!r} is no expression of lengths; expected names, numbers, + - * // %, min and max"
-            )
-    return tree
-
-
-def _names_in(text: str) -> set[str]:
-    return {node.id for node in ast.walk(_expression(text)) if isinstance(node, ast.Name)}
-
-
-def evaluate(text: str, lengths: Mapping[str, Any]) -> Any:
-    """The number that an expression is.
-
-    Raises:
-        SignatureError: a name is unknown, or it cannot be computed.
-    """
-
-    def of(node: ast.expr) -> Any:
-        match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name):
-                if name not in lengths:
-                    raise SignatureError(
-                        f"{text!r}: {name} is neither a length of an argument nor an integer attribute"
-                    )
-                return lengths[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return _operators[type(op)](of(left), of(right))
-            case ast.Call(func=ast.Name(id=name), args=args):
-                return (min if name == "min" else max)(*map(of, args))
-            case _:
-                raise SignatureError(f"{text!r} is no expression of lengths")
-
-    try:
-        return of(_expression(text))
-    except (ZeroDivisionError, RecursionError) as error:
-        raise SignatureError(f"{text!r} cannot be computed with {dict(lengths)}") from error

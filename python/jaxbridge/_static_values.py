@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ._signature import Parameter
@@ -97,7 +98,7 @@ def number(where: str, dtype: str, value: Any) -> Any:
             out = operator.index(value)
         except TypeError:
             raise TypeError(f"{where} is {value!r}, expected an integer ({dtype})") from None
-        limits = np.iinfo(dtype)
+        limits = jnp.iinfo(dtype)
         if not limits.min <= out <= limits.max:
             raise OverflowError(f"{where} is {value!r}, which {dtype} does not hold")
         return out

@@ -34,10 +34,11 @@ nb::object handler_capsule(abi::xla_ffi::handler* h) {
 // (source, is_float, index, bits) of one parameter.
 using described = std::tuple<std::string, bool, std::uint32_t, std::uint64_t>;
 
-std::vector<argument> arguments_of(const std::vector<described>& all) {
-  if (all.size() > native::max_arguments) {
-    throw nb::value_error(("a function has at most " + std::to_string(native::max_arguments) +
-                           " parameters, and this has " + std::to_string(all.size()))
+std::vector<argument> arguments_of(const std::string& of, const std::vector<described>& all,
+                                   std::size_t most) {
+  if (all.size() > most) {
+    throw nb::value_error((of + ": it has at most " + std::to_string(most) +
+                           " words of parameters, and these are " + std::to_string(all.size()))
                               .c_str());
   }
   std::vector<argument> out;
@@ -172,15 +173,16 @@ void bind_native(nb::module_& m) {
           const auto gone = g->clear();
       });
 
+  m.attr("max_arguments") = native::max_arguments;
   m.def(
       "c_function",
       [](std::string name, std::uintptr_t address, const std::vector<described>& arguments,
          std::vector<std::string> texts, bool returns_error_code,
          std::vector<std::string> operand_names, std::vector<index_pair> in_place,
          std::vector<std::size_t> external, bool inspects) {
+        std::vector<argument> words = arguments_of(name, arguments, native::max_arguments);
         return native_handle{std::make_shared<native::c_function>(
-            std::move(name), reinterpret_cast<void*>(address), arguments_of(arguments),
-            std::move(texts),
+            std::move(name), reinterpret_cast<void*>(address), std::move(words), std::move(texts),
             returns_error_code ? native::returned::error_code : native::returned::nothing,
             dispatch::in_place(std::move(operand_names), std::move(in_place), std::move(external)),
             inspects)};
@@ -233,8 +235,10 @@ void bind_native(nb::module_& m) {
              std::uint32_t shared, std::vector<std::string> operand_names,
              std::vector<index_pair> in_place, std::vector<std::size_t> external, std::size_t limit,
              bool inspects) {
+            std::vector<argument> words =
+                arguments_of(name, arguments, native::max_kernel_arguments);
             return native_handle{std::make_shared<native::kernel_target>(
-                std::move(name), k.kernel, arguments_of(arguments),
+                std::move(name), k.kernel, std::move(words),
                 cuda::launch_shape{grid, block, shared},
                 dispatch::in_place(std::move(operand_names), std::move(in_place),
                                    std::move(external)),

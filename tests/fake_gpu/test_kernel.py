@@ -14,7 +14,7 @@ import pytest
 from fake_gpu import Program, array, fake
 
 import jaxbridge
-from jaxbridge import _config
+from jaxbridge import _config, _device_code
 from jaxbridge.errors import PlatformError, SignatureError
 from processes import run
 
@@ -91,17 +91,39 @@ def test_wrong_grids_and_blocks():
     for changes, text in [
         ({"grid": -1}, "grid is .*-1.*expected one to three numbers from 0"),
         ({"block": 2048}, "block is .*2048.*from 1 to 1024"),
-        ({"grid": "m"}, "m is neither a length"),
         ({"grid": (1, 2, 3, 4)}, "expected one to three numbers"),
         ({"shared": -1}, "shared is -1"),
+        ({"grid": "n // (n - 16)"}, "axpy: grid: .* cannot be computed with"),
+        ({"block": lambda x, y, a: "m"}, "axpy: block: 'm': m is neither"),
     ]:
         with pytest.raises((ValueError, SignatureError), match=text):
             Program(made(**changes), X, X)
 
 
+def test_expressions_are_looked_at_at_once():
+    for changes, text in [
+        ({"grid": "m"}, "cuda_kernel: grid: 'm': m is neither a length"),
+        ({"grid": (1, "n /")}, "cuda_kernel: grid: 'n /' is no expression"),
+        ({"block": ["a"]}, "cuda_kernel: block: 'a': a is neither"),
+        ({"shared": "4 * m"}, "cuda_kernel: shared: .*: m is neither"),
+        ({"signature": "x: float32[n], out y: float32[m]"}, "out y: float32.m.: 'm': m is neither"),
+    ]:
+        with pytest.raises(SignatureError, match=text):
+            made(**changes)
+
+
+def test_arrays_without_elements_launch_nothing():
+    f = made(grid="n", block="min(n, 64)")
+    empty = array(0)
+    Program(f, X[:0], X[:0])([empty, empty], [empty], fake.stream())
+    assert launches == [] and f.stats()["calls"] == 1
+
+
 def test_wrong_code_and_signatures():
     with pytest.raises(TypeError, match="name the kernel"):
         jaxbridge.cuda_kernel(PTX, signature=SIGNATURE, grid=1, block=1)
+    with pytest.raises(TypeError, match="a text without zeros"):
+        jaxbridge.cuda_kernel(PTX, "axpy\0", signature=SIGNATURE, grid=1, block=1)
     with pytest.raises(TypeError, match="the code is int"):
         jaxbridge.cuda_kernel(3, "axpy", signature=SIGNATURE, grid=1, block=1)
     with pytest.raises(SignatureError, match="gets no stream"):
@@ -110,6 +132,44 @@ def test_wrong_code_and_signatures():
         made(signature="x: float32[n], out y: float32[n] -> int")
     with pytest.raises(SignatureError, match="a: complex128: it is not passed by value"):
         made(signature="x: float32[n], a: complex128, inout y: float32[n]")
+
+
+def test_code_from_files_and_bytes(tmp_path, monkeypatch):
+    how = {"signature": SIGNATURE, "grid": 1, "block": N}
+    compiled = []
+    monkeypatch.setattr(_device_code, "_compiled", lambda *a: compiled.append(a) or b"\x7fELF")
+
+    def image(code, **more):
+        return jaxbridge.cuda_kernel(code, "axpy", **how, **more).callee.code.image()
+
+    source = "__global__ void axpy() {}"
+    for name, code in (("k.ptx", PTX), ("k.cu", source), ("k.cubin", b"\x7fELF\0\xff")):
+        path = tmp_path / name
+        path.write_bytes(code if isinstance(code, bytes) else code.encode())
+        assert image(path) == image(code)
+        with pytest.raises(TypeError, match="the name of a file; pass pathlib.Path"):
+            image(str(path))
+    assert image(PTX.encode()) == image(PTX.encode() + b"\0") == image(PTX) == PTX.encode() + b"\0"
+    assert image(source.encode(), options=["-DA"]) == b"\x7fELF"
+    assert [c[:3] for c in compiled] == [(source, "axpy", ())] * 2 + [(source, "axpy", ("-DA",))]
+    fatbin = b"\x50\xed\x55\xba\0"
+    assert image(fatbin) == fatbin and image(b"\xff\0\xff") == b"\xff\0\xff"
+    with pytest.raises(TypeError, match="has a zero in it"):
+        image(PTX + "\0" + PTX)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"capturable": "no"}, "capturable is 'no'; expected True or False"),
+        ({"options": "-DA"}, "options is '-DA'; expected a list of texts"),
+        ({"options": [3]}, "options is .*3.*; expected a list of texts"),
+        ({"export_name": 3}, "name is 3"),
+    ],
+)
+def test_options_of_another_type(changes, text):
+    with pytest.raises(TypeError, match=text):
+        made(**changes)
 
 
 def test_it_is_not_there_on_the_cpu():
@@ -353,6 +413,25 @@ def texts(before):
 """
 
 
+def test_as_many_parameters_as_cuda_has():
+    """Eight matrices of Numba's are 72 words."""
+    seen = []
+    define(b"axpy", 512, lambda words, shape: seen.append(words))
+
+    def called(count):
+        signature = ", ".join(f"{'out ' if i == 0 else ''}x{i}: float32[n]" for i in range(count))
+        f = jaxbridge.cuda_kernel(PTX, "axpy", signature=signature, grid=1, block=1)
+        arrays = [array(N) for _ in range(count)]
+        Program(f, *([X] * (count - 1)))(arrays[1:], arrays[:1], fake.stream())
+        return [a.ctypes.data for a in arrays]
+
+    assert called(512) == seen[0]
+    with pytest.raises(
+        ValueError, match="axpy: it has at most 512 words of parameters, and these are 513"
+    ):
+        called(513)
+
+
 def test_options_of_code_that_is_compiled_already():
     for code in (PTX, PTX.encode(), b"\x7fELF has axpy"):
         with pytest.raises(TypeError, match="this code is compiled already: leave them out"):
@@ -362,8 +441,6 @@ def test_options_of_code_that_is_compiled_already():
 
 
 def test_source_is_compiled_once(tmp_path, monkeypatch):
-    from jaxbridge import _device_code
-
     monkeypatch.setattr(_config, "cache_directory", str(tmp_path))
     compiled = []
 

@@ -104,7 +104,7 @@ def test_an_address_and_what_is_none(lib):
     assert f(np.arange(1, dtype=np.int32)).shape == (1, 2)
     with pytest.raises(TypeError, match="no C function; expected one of ctypes, of cffi"):
         jaxbridge.bind(lambda x: x, "x: int[n], out y: int[n]")
-    with pytest.raises(ValueError, match="address is null"):
+    with pytest.raises(ValueError, match="address is 0, where nothing can be"):
         jaxbridge.bind(0, "x: int[n], out y: int[n]")
 
 
@@ -158,9 +158,14 @@ def test_signatures_that_are_none(lib, signature, text):
 
 
 def test_results_whose_length_is_unknown(lib):
-    f = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[m, 2]")
-    with pytest.raises(TypeError, match="m is neither a length of an argument nor an integer"):
-        f(np.arange(3, dtype=np.int32))
+    reason = "is neither a length of an argument nor an integer attribute"
+    for signature, name in (
+        ("x: int[n], n: int, out y: int[m, 2]", "m"),
+        ("x: int[q + 1]", "q"),
+        ("x: int[n], a: float, out y: int[min(a, n)]", "a"),
+    ):
+        with pytest.raises(SignatureError, match=f"bind: .*: {name} {reason}"):
+            jaxbridge.bind(lib.pairs, signature)
 
 
 def test_one_name_and_two_functions(lib):
@@ -183,6 +188,83 @@ def test_one_name_and_two_functions(lib):
         jax.export.export(jax.jit(jaxbridge.bind(lib.pairs, signature)))(
             np.arange(3, dtype=np.int32)
         )
+
+
+NATIVE = "x: int32[n], n: int, out y: int32[n, 2]"
+
+
+@pytest.mark.parametrize(
+    "x, text",
+    [
+        (np.array([object()]), "an array of dtype object, which JAX does not have"),
+        (np.array(["a"]), "an array of dtype <U1, which JAX does not have"),
+        (np.zeros(3, ">i4"), r"an array of another byte order \(>i4\).*pass x.astype\('int32'\)"),
+        (jax.random.key(0), "an array of PRNG keys.*key_data"),
+        ([1, 2], "a list, expected an array: x: int32"),
+        (None, "a NoneType, expected an array"),
+    ],
+)
+def test_arrays_that_jax_does_not_have(lib, x, text):
+    with pytest.raises(TypeError, match=f"pairs: argument 'x' is {text}"):
+        jaxbridge.bind(lib.pairs, NATIVE)(x)
+
+
+def test_values_that_do_not_fit_are_not_cut(lib):
+    f = jaxbridge.bind(lib.iota, "seed: int32[], n: int, out y: int32[3]")
+    with pytest.raises(TypeError, match="'n'"):
+        f(1)
+    f = jaxbridge.bind(lib.pairs, NATIVE)
+    with (
+        jax.enable_x64(False),
+        pytest.raises(TypeError, match="'x' has values that do not fit int32"),
+    ):
+        f(np.array([2**40]))
+    first = jaxbridge.bind(lib.iota, "seed: int32[], n: int = 3, out y: int32[n]")
+    assert first(2).tolist() == [2, 3, 4]
+    for x, error in ((1.5, TypeError), (2**40, OverflowError), (1j, TypeError)):
+        with pytest.raises(error, match="iota: argument 'seed' is"):
+            first(x)
+
+
+def test_lengths_below_zero(lib):
+    f = jaxbridge.bind(lib.pairs, "x: int32[n], n: int, out y: int32[n - 5, 2]")
+    with pytest.raises(TypeError, match=r"result 0: it is out y: .* which is \[-2, 2\] here"):
+        f(np.arange(3, dtype=np.int32))
+
+
+@pytest.mark.parametrize(
+    "make, error, text",
+    [
+        (lambda f: jaxbridge.bind(f, NATIVE, name=""), ValueError, "name is ''"),
+        (lambda f: jaxbridge.bind(f, NATIVE, name=3), TypeError, "name is 3"),
+        (lambda f: jaxbridge.bind(-1, NATIVE), ValueError, "address is -1, where nothing can be"),
+        (lambda f: jaxbridge.bind(2**64, NATIVE), ValueError, "where nothing can be"),
+        (
+            lambda f: jaxbridge.bind(f, ", ".join(f"x{i}: int32[n]" for i in range(65))),
+            SignatureError,
+            "has 65 parameters; expected at most 64",
+        ),
+        (
+            lambda f: jaxbridge.bind(f, "x: int32[n], n: float32, out y: int32[n]"),
+            SignatureError,
+            "n: float32: an argument has a length of that name, which is an integer",
+        ),
+        (
+            lambda f: jaxbridge.bind(f, "x: int32[n] -> double"),
+            SignatureError,
+            "write a C function around one that returns it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(lib, make, error, text):
+    with pytest.raises(error, match=text):
+        make(lib.pairs)
+
+
+def test_a_name_says_how_two_functions_differ(lib):
+    jaxbridge.bind(lib.pairs, NATIVE, name="test_bind.how")
+    with pytest.raises(ValueError, match=r"y: int32\[n, 2\]', vmap_method='sequential'\)"):
+        jaxbridge.bind(lib.pairs, NATIVE, name="test_bind.how", vmap_method="sequential")
 
 
 def test_an_exported_program_says_what_is_missing(lib, tmp_path):
@@ -238,7 +320,6 @@ def test_nothing_is_left_of_a_dropped_function(lib):
         ("2 * n, n", r"float32\[5,3\], expected float32\[2 \* n, n\], where 2 \* n is 6"),
         ("0x10, n", r"float32\[5,3\], expected float32\[0x10, n\], where 0x10 is 16"),
         ("2 * k, n", r"float32\[5,3\], expected float32\[2 \* k, n\], where 2 \* k is 8"),
-        ("q + 1, n", r"q is neither a length of an argument nor an integer attribute"),
         ("7 // (n - 3), n", "cannot be computed"),
     ],
 )

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxbridge import Signature
+from jaxbridge import Parameter, Signature
+from jaxbridge._lengths import evaluate
 from jaxbridge._native_function import result_types
-from jaxbridge._signature import evaluate
 from jaxbridge.errors import SignatureError
 
 GOOD = [
@@ -49,6 +49,69 @@ def test_a_signature_is_told_by_its_text(text):
 def test_no_signature(text, reason):
     with pytest.raises(SignatureError, match=reason):
         Signature.parse(text)
+
+
+X = Parameter("x", "operand", "float32", ("n",))
+
+
+@pytest.mark.parametrize(
+    "make, reason",
+    [
+        (
+            lambda: Parameter("x", "operandd", "float32", ("n",)),
+            "the role 'operandd'; expected one of",
+        ),
+        (lambda: Parameter("x", "out"), "the role 'out'; expected one of operand, result"),
+        (
+            lambda: Parameter("x y", "operand", "float32", ("n",)),
+            "'x y'; expected a Python identifier",
+        ),
+        (lambda: Parameter(3, "operand"), "is called 3; expected a Python identifier"),
+        (lambda: Parameter("x", "operand", "float33", ("n",)), "'float33' is no dtype"),
+        (lambda: Parameter("x", "operand", object(), ("n",)), "object object at .* is no dtype"),
+        (lambda: Parameter("x", "operand", "float32", "nm"), "the shape 'nm'; expected one name"),
+        (lambda: Parameter("x", "operand", "float32", (1.5,)), r"the shape \(1.5,\); expected one"),
+        (lambda: Parameter("x", "operand", "float32", ("n+",)), "'n\\+' is no expression"),
+        (lambda: Parameter("x", "operand", "float32", (), default=1), "it has no default"),
+        (
+            lambda: Parameter("x", "operand", "float32", (), "list"),
+            "it has no default, and no form",
+        ),
+        (lambda: Parameter("x", "attribute", "float32", ("n",)), "has a shape, and is no array"),
+        (lambda: Parameter("x", "attribute"), "'x' has no dtype; expected one"),
+        (
+            lambda: Parameter("x", "attribute", "int32", form="set"),
+            "the form 'set'; expected one of",
+        ),
+        (
+            lambda: Parameter("n", "size", "float32"),
+            "a length, of float32; expected an integer type",
+        ),
+        (
+            lambda: Signature((X, Parameter("m", "size", "int32"))),
+            "no argument has one of that name",
+        ),
+        (lambda: Signature((X, "n: int32")), "is made of Parameters, and has 'n: int32'"),
+        (lambda: Signature((X, X)), "two parameters are called 'x'"),
+    ],
+)
+def test_objects_that_are_no_signature(make, reason):
+    with pytest.raises(SignatureError, match=reason):
+        make()
+
+
+def test_objects_as_people_write_them():
+    made = Signature(
+        [
+            Parameter("x", "operand", np.float32, ["n", 3]),
+            Parameter("y", "result", np.dtype("int64"), (" 2 * n ",)),
+            Parameter("z", "result", "double", ()),
+            Parameter("n", "size", "int"),
+        ]
+    )
+    assert made == Signature.parse(
+        "x: float32[n, 3], out y: int64[2 * n], out z: float64[], n: int32"
+    )
 
 
 def test_any_text():

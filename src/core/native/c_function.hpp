@@ -28,4 +28,7 @@ class c_function final : public native_target {
   returned returns_;
 };
 
+/// The most parameters that a C function may have.
+inline constexpr std::size_t max_arguments = 64;
+
 }  // namespace jaxbridge::native

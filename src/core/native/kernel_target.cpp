@@ -21,15 +21,15 @@ kernel_target::kernel_target(std::string name, std::shared_ptr<cuda::kernel> ker
       graphs_(limit) {}
 
 status kernel_target::run(const dispatch::call& c) {
-  if (arguments().size() > max_arguments) {
+  if (arguments().size() > max_kernel_arguments) {
     return {status_code::invalid_argument, name() + ": too many parameters"};
   }
   static const std::vector<std::string> no_texts;
   // Device and stream, and behind them what the kernel gets.
-  std::array<std::uintptr_t, 2 + max_arguments> words;
+  std::array<std::uintptr_t, 2 + max_kernel_arguments> words;
   words[0] = static_cast<std::uintptr_t>(c.device.ordinal);
   words[1] = c.stream.address();
-  std::array<void*, max_arguments> parameters;
+  std::array<void*, max_kernel_arguments> parameters;
   const std::size_t count = arguments().size();
   for (std::size_t i = 0; i < count; ++i) {
     words[2 + i] = word_of(arguments()[i], c, no_texts);

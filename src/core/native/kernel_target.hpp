@@ -13,6 +13,10 @@
 
 namespace jaxbridge::native {
 
+/// The most words that a kernel may get: CUDA has 4 KiB for them. An array of Numba's takes five
+/// and two for each axis.
+inline constexpr std::size_t max_kernel_arguments = 512;
+
 /// A launch with arguments that come again is a graph of that kernel: it takes the host a third of
 /// the time (1.2 us in place of 3.1 us on an H200).
 class kernel_target final : public native_target {

@@ -68,7 +68,4 @@ class native_target : public dispatch::target {
   std::atomic<std::uint64_t> calls_{0};
 };
 
-/// The most parameters that a C function, or a kernel, may have.
-inline constexpr std::size_t max_arguments = 64;
-
 }  // namespace jaxbridge::native
