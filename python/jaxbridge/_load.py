@@ -12,18 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _lowering, _results, _static_values
+from . import _core, _lengths, _lowering, _results, _static_values
 from ._call_site import CallSite
 from ._native_function import (
     NativeFunction,
     SignedCallee,
     after_batching,
+    check_rules,
     one_or_all,
     result_types,
     select,
 )
 from ._options import vmap_methods
-from ._signature import Parameter, Signature
+from ._signature import MISSING, Parameter, Signature
 from .errors import SignatureError
 
 # Of a function's description: abi/native_library.hpp.
@@ -199,6 +200,25 @@ def _rules_for(signature: Signature) -> str:
     )
 
 
+def _check(signatures: Sequence[Signature], rules: Sequence[str]) -> None:
+    """Raises SignatureError where an export says what no call can have."""
+    count = len(signatures[0].results) + len(signatures[0].hidden)
+    if len(rules) not in (0, count):
+        raise SignatureError(f"{len(rules)} rules for {count} results")
+    for s in signatures:
+        for p in s.operands:
+            for axis in p.shape or ():
+                if axis != "*":
+                    _lengths.check_named(str(p), axis, s.length_names)
+        check_rules(s, rules)
+    for overloads in zip(*(s.attributes for s in signatures), strict=True):
+        if overloads[0].default is not MISSING:
+            try:
+                _static_values.normalize_for("the default", overloads, overloads[0].default)
+            except (TypeError, OverflowError, ValueError) as error:
+                raise SignatureError(str(error)) from error
+
+
 def _said(export: Any) -> str:
     return f"{' | '.join(export.signatures)} ({export.parameters or 'no names'})"
 
@@ -254,6 +274,7 @@ class Library:
         try:
             doc = about.doc
             signatures = [Signature.parse(s).named(about.parameters) for s in about.signatures]
+            _check(signatures, about.results)
         except (SignatureError, UnicodeDecodeError) as error:
             raise ImportError(
                 f"{self.path}: what {name} says of itself cannot be: {error}; mend its "
@@ -265,11 +286,6 @@ class Library:
                     f"{self.path}: {name} has one signature on {about.platform} and another on "
                     f"{other.platform}: {_said(about)} and {_said(other)}"
                 )
-        count = len(signatures[0].results) + len(signatures[0].hidden)
-        if len(about.results) not in (0, count):
-            raise ImportError(
-                f"{self.path}: {name} has {len(about.results)} rules for {count} results"
-            )
         if about.vmap_method and about.vmap_method not in vmap_methods:
             raise ImportError(
                 f"{self.path}: {name} says .vmap({about.vmap_method!r}); expected one of "

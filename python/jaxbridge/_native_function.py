@@ -155,7 +155,6 @@ class NativeFunction(Function[..., Any]):
         for p in first.attributes:
             if bound.arguments[p.name] is None and p.optional:
                 continue
-            # Overloads can differ in the number's type; the first that holds the value decides here.
             attributes[p.name] = self._static(p.name, bound.arguments[p.name])
         operands = []
         for k, p in enumerate(first.operands):
@@ -180,15 +179,8 @@ class NativeFunction(Function[..., Any]):
         return _operands.as_operand(x, lambda: where)
 
     def _static(self, parameter: str, value: Any) -> Any:
-        error: Exception | None = None
-        for s in self.signatures:
-            p = next(p for p in s.attributes if p.name == parameter)
-            try:
-                return _static_values.normalize(self.callee.name, p, value)
-            except (TypeError, OverflowError) as failed:
-                error = error or failed
-        assert error is not None
-        raise error
+        overloads = [p for s in self.signatures for p in s.attributes if p.name == parameter]
+        return _static_values.normalize_for(self.callee.name, overloads, value)
 
     def select(self, operands: Sequence[Any]) -> Signature:
         """The overload for operands of these types; TypeError where there is none."""
@@ -272,6 +264,26 @@ def result_types(
             raise TypeError(f"{name}: the shape of result {k}: {error}") from error
         out.append((shape, np.dtype(dtype)))
     return out
+
+
+def check_rules(signature: Signature, rules: Sequence[str]) -> None:
+    """Raises SignatureError where a rule can fit no call: see `result_types`."""
+    for k, (p, rule) in enumerate(
+        zip([*signature.results, *signature.hidden], rules, strict=bool(rules))
+    ):
+        try:
+            if rule.startswith("same_as "):
+                shape = _named_by(rule, signature.operands).shape
+            else:
+                shape = _signature.parse_axes(rule.strip()[1:-1])
+                if shape is None or "*" in shape:
+                    raise SignatureError(f"it is {p}, and no rule says its shape")
+                for axis in shape:
+                    _lengths.check(axis, signature.length_names)
+            if shape is not None and p.shape is not None and len(shape) != len(p.shape):
+                raise SignatureError(f"it is {p}, and its rule {rule!r} gives rank {len(shape)}")
+        except (SignatureError, ValueError) as error:
+            raise SignatureError(f"the shape of result {k}: {error}") from error
 
 
 def _named_by(rule: str, operands: Sequence[Any]) -> Any:

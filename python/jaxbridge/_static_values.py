@@ -2,7 +2,7 @@
 """Static arguments of native functions: checked, and as XLA's FFI has them."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,6 +43,20 @@ def normalize(function: str, p: Parameter, value: Any) -> Any:
             raise TypeError(f"{where} is {value!r}, expected a list of {p.dtype}")
         return tuple(number(where, str(p.dtype), v) for v in items)
     return number(where, str(p.dtype), value)
+
+
+def normalize_for(function: str, overloads: Sequence[Parameter], value: Any) -> Any:
+    """The same for a parameter of several overloads, which can differ in the number's type: the first
+    that holds the value decides.
+    """
+    error: Exception | None = None
+    for p in overloads:
+        try:
+            return normalize(function, p, value)
+        except (TypeError, OverflowError) as failed:
+            error = error or failed
+    assert error is not None
+    raise error
 
 
 def _refuse_traced(where: str, value: Any) -> None:

@@ -74,6 +74,10 @@ static struct function one = {sizeof(struct function),
                               NULL,
                               NULL,
                               &calls};
+#ifndef RULE
+#define RULE ""
+#endif
+static const struct text rule = TEXT(RULE);
 static struct library all = {sizeof(struct library), 1, &one};
 
 __attribute__((visibility("default"))) const struct library* jaxbridge_library_v1(void) {
@@ -118,7 +122,16 @@ __attribute__((visibility("default"))) const struct library* jaxbridge_library_v
 #elif LIE == 20
   one.vmap_method = (struct text)TEXT("sequential");
   one.flags = 1;
+#elif LIE == 21
+  one.signatures = (struct text)TEXT("float32[*], float64, out float32[*]");
+  one.parameters = (struct text)TEXT("x, a = 'text'");
+#elif LIE == 22
+  one.parameters = (struct text)TEXT("x[2 * k]");
+#elif LIE >= 23
+  one.results = &rule;
+  one.result_count = 1;
 #endif
   (void)&no_handler;
+  (void)&rule;
   return &all;
 }

@@ -583,6 +583,8 @@ _lies = {
     18: "a parameter cannot be called 'lambda'",
     19: r"one says \.vmap\('typo'\); expected one of sequential, ",
     20: r"one says \.vmap\(\) and \.elementwise\(\)",
+    21: "the default: argument 'a' is 'text', expected a number",
+    22: r"x: float32\[2 \* k\]: .*: k is neither a length of an argument nor",
 }
 
 
@@ -590,6 +592,24 @@ _lies = {
 def test_a_library_that_lies(lie):
     with pytest.raises(ImportError, match=_lies[lie]):
         jaxbridge.load(built("liars.c", f"liar{lie}", f"-DLIE={lie}"))
+
+
+@pytest.mark.parametrize(
+    "rule, text",
+    [
+        ("same_as 5", "its rule is same_as<5>, and there are 1 operands"),
+        ("same_as x", "result 0: invalid literal"),
+        ("[q]", "'q': q is neither a length of an argument nor"),
+        ("[*]", "no rule says its shape"),
+        ("[...]", "no rule says its shape"),
+        ("[1, 2]", "its rule .* gives rank 2"),
+        ("[n +]", "'n \\+' is no expression"),
+        ("", "gives rank 0"),
+    ],
+)
+def test_a_rule_that_lies(rule, text):
+    with pytest.raises(ImportError, match=f"what one says of itself cannot be: .*{text}"):
+        jaxbridge.load(built("liars.c", "liar_of_rules", "-DLIE=23", f'-DRULE="{rule}"'))
 
 
 def test_export(ops, tmp_path):
