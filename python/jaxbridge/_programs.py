@@ -75,7 +75,7 @@ def _resolve(key: int, text: str) -> Any:
 
 
 def _what_is_missing(spec: dict[str, Any]) -> str:
-    if "native" in spec["frameworks"].values():
+    if not spec["modules"]:
         return "make it first, as its author did: bind(..., name=), cuda_kernel(..., export_name=)"
     return f"import {' and '.join(spec['modules'])} first"
 
