@@ -26,8 +26,9 @@ def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> An
         x: a pytree of arrays: what offers DLPack or the CUDA array interface, NumPy arrays and what
             NumPy takes without a copy, bare DLPack capsules, what `buffer` and `sharded` make. Any shape
             and strides; bool, integers, floats from float8 to float64, bfloat16, complex numbers.
-        copy: None copies only where something stands in the way of sharing the memory, False is then an
-            error, True copies always.
+        copy: None copies only where something stands in the way of sharing the memory (of NumPy's own
+            arrays three quarters are not aligned as XLA assumes), False is then an error, True copies
+            always.
         device: a `jax.Device` or `Sharding` of one device to put the arrays on; None: where they are.
 
     Returns:
@@ -78,9 +79,10 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
         moves = not _is_at(SingleDeviceSharding(here, memory_kind=kind), device, len(v.shape))
     reason = _imports.obstacle(v, v.platform) if copy is None or copy is False else None
     if copy is False and (moves or reason):
+        made = ", or let jaxbridge.empty make the array" if v.memory == "host" else ""
         raise BufferError(
             f"from_external: {_imports.described(v)} cannot be shared, {reason or f'it is on {here}'}; "
-            f"allow a copy with copy=None"
+            f"allow a copy with copy=None{made}"
         )
     bring = functools.partial(_import_copy, x) if copy or reason else _imports.share
     array = bring(v, here, stream)

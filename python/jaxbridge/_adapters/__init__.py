@@ -169,7 +169,10 @@ def get(name: str) -> Adapter:
     if found is not None:
         return found
     if name not in names:
-        raise ValueError(f"framework={name!r} is not known; the frameworks are {', '.join(names)}")
+        raise ValueError(
+            f"framework={name!r} is not known; the frameworks are {', '.join(names)}, and \"view\" is an "
+            f"object with every protocol"
+        )
     try:
         module = importlib.import_module(f".{name}", __name__)
     except ModuleNotFoundError as e:
