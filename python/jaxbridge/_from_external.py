@@ -79,7 +79,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
         moves = not _is_at(SingleDeviceSharding(here, memory_kind=kind), device, len(v.shape))
     reason = _imports.obstacle(v, v.platform) if copy is None or copy is False else None
     if copy is False and (moves or reason):
-        made = ", or let jaxbridge.empty make the array" if v.memory == "host" else ""
+        made = ", or let jaxbridge.empty make the array" if reason and v.memory == "host" else ""
         raise BufferError(
             f"from_external: {_imports.described(v)} cannot be shared, {reason or f'it is on {here}'}; "
             f"allow a copy with copy=None{made}"

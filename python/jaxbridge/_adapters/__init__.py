@@ -170,7 +170,7 @@ def get(name: str) -> Adapter:
         return found
     if name not in names:
         raise ValueError(
-            f"framework={name!r} is not known; the frameworks are {', '.join(names)}, and \"view\" is an "
+            f'framework={name!r} is not known; the frameworks are {", ".join(names)}, and "view" is an '
             f"object with every protocol"
         )
     try:
