@@ -298,3 +298,41 @@ def test_the_sparse_example(tmp_path):
     assert done.returncode == 0, done.stderr
     before, after = map(float, re.search(r"misfit (\S+) -> (\S+)", done.stdout).groups())
     assert after < before / 10
+
+
+# ---- debug mode --------------------------------------------------------------------------------------
+
+HALF = r"""
+extern "C" __global__ void half(float* x, float* y, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n / 2) y[i] = x[i] + 1;
+}
+"""
+
+
+@pytest.fixture
+def debug(monkeypatch):
+    monkeypatch.setattr(_config, "debug", True)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_debug_mode_sees_into_kernels(debug, source_is_compiled, x, jit):
+    half = kernel(HALF, "half")
+    y = np.asarray((jax.jit(half) if jit else half)(x))
+    np.testing.assert_array_equal(y[: N // 2], np.arange(N // 2) + 1)
+    assert set(y[N // 2 :].view(np.uint32)) == {0xA5A5A5A5}
+    spoils = kernel(SOURCE, "add", "x: float32[n], n: int32")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="argument 'x' was written to"):
+        jax.block_until_ready((jax.jit(spoils) if jit else spoils)(x))
+    right = kernel(SOURCE, "add", IN_PLACE)
+    program = jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda i, y: right(y) * 1, x))
+    np.testing.assert_array_equal(program(x), np.arange(N) + 30)
+
+
+def test_debug_mode_and_libraries(debug, ops, x):
+    assert ops.ordinals(jnp.zeros(2, jnp.int32)).tolist() == [0, 0]
+    f = kernel()
+    np.testing.assert_array_equal(jax.jit(lambda x: f(f(x)))(x), np.arange(N) + 2)
