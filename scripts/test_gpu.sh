@@ -32,19 +32,21 @@ example() { # name, arguments
 }
 
 rm -f "$logs/failed"
+# What takes most of the device's memory, or looks at how much of it is free.
+alone="most_of or G04 or L01 or E09_memory"
 tests memory gpu test_memory_gpu.py &
 tests native gpu test_native_gpu.py &
 tests transforms gpu test_transforms_gpu.py &
 JAX_PLATFORMS=cpu,cuda tests docs python -n 3 test_docs.py &
 wait
-tests cases gpu -k "test_cases_ and not G04" &
-tests replay gpu test_replay_gpu.py test_scratch_gpu.py test_state_gpu.py -k "not most_of" &
+tests cases gpu -k "test_cases_ and not ($alone)" &
+tests replay gpu test_replay_gpu.py test_scratch_gpu.py test_state_gpu.py -k "not ($alone)" &
 tests interchange gpu -n 4 test_interchange_gpu.py &
 for name in deblur pendulums stencil terrain; do example "$name"; done
 example fourier --platform cuda
 wait
 tests calls gpu -n 5 test_adapters_gpu.py test_call_gpu.py test_lazy_gpu.py
-tests alone gpu test_scratch_gpu.py test_cases_g_gpu.py -k "most_of or G04"
+tests alone gpu -k "$alone"
 tests multi gpu_multi
 if [ -e "$logs/failed" ]; then
   grep -h '^FAILED\|^ERROR' "$logs"/*.log || true

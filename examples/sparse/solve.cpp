@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse linear systems on a GPU, by cuDSS (pip install nvidia-cudss-cu13 nvidia-cuda-runtime):
+// Sparse linear systems on a GPU, by cuDSS:
+//   pip install nvidia-cudss-cu13 nvidia-cuda-runtime nvidia-cuda-crt
 //   g++ -std=c++20 -O2 -shared -fPIC -fvisibility=hidden solve.cpp -o libsolve.so -I$CUDA/include
 //     -L$CUDA/lib -l:libcudss.so.1 -I"$(python -c 'import jaxbridge;
 //     print(jaxbridge.get_include())')"
