@@ -9,7 +9,6 @@ from . import _compat, _core, _imports, _views
 from ._current_device import keeps_current_device
 
 
-@keeps_current_device
 def release(x: Any) -> None:
     """Ends JAX's use of memory that `from_external` or `ref` brought in.
 
@@ -29,8 +28,14 @@ def release(x: Any) -> None:
             handed to, or a `borrow` that has not ended.
     """
     if isinstance(x, _core.View):
+        # Without a look at JAX, which may not have begun, and is not begun by that.
         x.release()
-        return
+    else:
+        _release(x)
+
+
+@keeps_current_device
+def _release(x: Any) -> None:
     if _compat.is_concrete_ref(x) and _compat.is_external_ref(x):
         _compat.ref_storage(x).memory.release()
         return

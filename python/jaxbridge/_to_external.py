@@ -160,7 +160,6 @@ def _elsewhere(a: jax.Array, framework: str, platform: str, copy: bool | None) -
     return np.array(a) if copy else np.asarray(a)
 
 
-@keeps_current_device
 def _copied_view(
     v: _core.View, stream: int | None, dl_device: tuple[int, int] | None
 ) -> _core.View:
@@ -175,17 +174,23 @@ def _copied_view(
         and (owner.shape, owner.dtype) == (v.shape, v.dtype)
         and owner.unsafe_buffer_pointer() == v.pointer
     ):
-        options: dict[str, Any] = {"copy": True}
-        if dl_device is not None:
-            array: Any = owner
-            kind = type(array.__dlpack_device__()[0])
-            options["dl_device"] = (kind(dl_device[0]), dl_device[1])
-        if v.platform == "cuda":
-            options["stream"] = 1 if stream is None else stream
-        with jax.ensure_compile_time_eval():  # also while something is traced
-            capsule = owner.__dlpack__(**options)
-        return _core.view_of_capsule(capsule, None, False, None, True)
+        return _copied(owner, v.platform, stream, dl_device)
     raise BufferError("this view cannot copy its memory, or move it to another device")
+
+
+@keeps_current_device
+def _copied(
+    array: Any, platform: str, stream: int | None, dl_device: tuple[int, int] | None
+) -> _core.View:
+    options: dict[str, Any] = {"copy": True}
+    if dl_device is not None:
+        kind = type(array.__dlpack_device__()[0])
+        options["dl_device"] = (kind(dl_device[0]), dl_device[1])
+    if platform == "cuda":
+        options["stream"] = 1 if stream is None else stream
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        capsule = array.__dlpack__(**options)
+    return _core.view_of_capsule(capsule, None, False, None, True)
 
 
 _core.set_view_copier(_copied_view)

@@ -32,6 +32,26 @@ from interchange import (
     table_on_page,
     write_table,
 )
+from processes import run
+
+
+def test_views_of_the_host_do_without_jax():
+    """Who looks at memory has not chosen JAX's platform yet, or the processes that it is of."""
+    out = run(
+        """
+        import numpy as np, jaxbridge
+        from jax.extend import backend
+        def begins(*_): raise AssertionError("JAX has begun")
+        backend.backends = begins
+        block = np.arange(4, dtype="float32")
+        v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cpu", owner=block)
+        copy = np.from_dlpack(v, copy=True)
+        jaxbridge.release(v)
+        print(copy, not np.shares_memory(copy, block))
+        """
+    )
+    assert out.stdout == "[0. 1. 2. 3.] True\n", out.stderr
+
 
 # ---- in ------------------------------------------------------------------------------------------
 
