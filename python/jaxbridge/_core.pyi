@@ -80,9 +80,11 @@ def stream_order(from_stream: int, to_stream: int, ordinal: int) -> None:
     Later work on to_stream waits for what is on from_stream now; the host does not. 0 is the legacy default stream.
     """
 
-def begin_update(owner_stream: int, jax_stream: int, ordinal: int, number: int) -> int:
+def begin_update(owner_stream: int | None, jax_stream: int, ordinal: int, number: int) -> int:
     """
-    What JAX's stream gets from now on comes after what that of an owner of memory has. Returns the number of the update, which is given for more memory of the same program; 0: none yet.
+    What JAX's stream gets from now on comes after what that of an owner of memory has; None: it is not known. Returns the number of the update, which is given for more memory of the same program; 0: none yet.
+
+    Raises BufferError where the owner's stream is being captured.
     """
 
 def end_update(number: int, owner_stream: int, ordinal: int) -> bool:

@@ -10,12 +10,17 @@ from . import _lowering
 
 enqueued_p = Primitive("jaxbridge_enqueued")
 enqueued_p.multiple_results = True
-enqueued_p.def_abstract_eval(lambda *results: [*results])
+enqueued_p.def_abstract_eval(lambda *operands, count: [*operands[:count]])
 
-mlir.register_lowering(enqueued_p, lambda ctx, *results: results)
+mlir.register_lowering(enqueued_p, lambda ctx, *operands, count: operands[:count])
 mlir.register_lowering(enqueued_p, _lowering.lower_enqueued, platform="cuda")
 
 
-def enqueued(results: list[Any]) -> list[Any]:
-    """The results of a program, in the same memory, whose end is told to `_core.end_update`."""
-    return list(enqueued_p.bind(*results))
+def enqueued(updated: list[Any], others: list[Any]) -> list[Any]:
+    """The new values of memory, where they are, whose end is told to `_core.end_update`.
+
+    Args:
+        updated: the new values.
+        others: what else is to be enqueued, and not to have failed, before that is told.
+    """
+    return list(enqueued_p.bind(*updated, *others, count=len(updated)))

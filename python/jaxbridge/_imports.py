@@ -118,31 +118,32 @@ def share(v: _core.View, device: Any, stream: int | None) -> jax.Array:
         device: where it is.
         stream: one of JAX's on which the content is ready; None: the view's own stream is waited for.
     """
-    array, ticket = _share(v, device, stream, writable=False)
+    array, ticket = _share(v, device, stream, "from_external", writable=False)
     _remember(array, [weakref.ref(ticket)])
     return array
 
 
 def share_writable(
-    v: _core.View, device: Any, stream: int | None
+    v: _core.View, device: Any, stream: int | None, what: str
 ) -> tuple[jax.Array, "weakref.ref[Import]"]:
     """The same of memory that programs update in place where the array is donated.
 
-    A device reaches pinned memory as its own. The import lives until the device is past its last use.
+    `what`: the function that takes it, for messages. A device reaches pinned memory as its own. The
+    import lives until the device is past its last use.
     """
-    array, ticket = _share(v, device, stream, writable=True)
+    array, ticket = _share(v, device, stream, what, writable=True)
     return array, weakref.ref(ticket)
 
 
 def _share(
-    v: _core.View, device: Any, stream: int | None, *, writable: bool
+    v: _core.View, device: Any, stream: int | None, what: str, *, writable: bool
 ) -> tuple[jax.Array, Import]:
     on_cpu = device.platform == "cpu"
     # The device reaches pinned memory too.
     used_on = None if on_cpu else compute_stream(device)
     if v.platform == "cuda" and stream is None:
         stream = _compat.import_stream(device)
-        _wait_for_producer(v, stream)
+        _wait_for_producer(v, stream, what)
     ticket = Import(v)
     memory = "host" if on_cpu else "device" if writable else v.memory
     capsule = _core.hand_over(v, used_on, ticket, memory == "device")
@@ -181,10 +182,10 @@ def imports_of(array: jax.Array) -> "list[weakref.ref[Import]]":
     return tickets if shared is not None and shared() is array else []
 
 
-def _wait_for_producer(v: _core.View, stream: int) -> None:
+def _wait_for_producer(v: _core.View, stream: int, what: str) -> None:
     if v.stream is None:
         return
-    check_capture(v.stream, v.ordinal, "from_external")
+    check_capture(v.stream, v.ordinal, what)
     _core.stream_order(v.stream, stream, v.ordinal)
 
 

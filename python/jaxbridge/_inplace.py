@@ -6,7 +6,6 @@ import functools
 import inspect
 import operator
 import types
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _compat, _core, _enqueued, _errors, _imports, _owners, _primitive, _views
+from . import _compat, _core, _enqueued, _errors, _imports, _primitive, _views
 from ._current_device import keeps_current_device
-from ._memory import Memory, check_apart
-from ._sharded import Sharded
+from ._kept import Call, Kept
+from ._memory import check_apart
 
 _either_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -57,7 +56,8 @@ def inplace(
 
     Raises:
         (from a call)
-        BufferError: an array cannot be updated in place, with the reason.
+        BufferError: an array cannot be updated in place, with the reason; its stream is being captured
+            into a CUDA graph.
         TypeError, ValueError: the new values are not of the shapes and dtypes of the arguments; one
             memory is two arguments, of which another one may be a NumPy array, what `from_external`
             made, or a Ref.
@@ -98,7 +98,7 @@ class InPlace:
         functools.update_wrapper(self, fun, updated=())
         # One for each number of arguments, which says where the static ones are, and sharding of arrays.
         self._programs: dict[Any, Callable[..., Any]] = {}
-        self._memories: dict[int, _Kept] = {}
+        self._memories: dict[int, Kept] = {}
 
     def __repr__(self) -> str:
         return f"<jaxbridge.inplace of {self._name}, argnums={self._argnums}>"
@@ -108,7 +108,7 @@ class InPlace:
         is_method = isinstance(self._fun, types.FunctionType) and instance is not None
         return types.MethodType(self, instance) if is_method else self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing():
             raise RuntimeError(
                 f"inplace: {self._name} updates memory, and inside a function that JAX traces there is "
@@ -134,7 +134,7 @@ class InPlace:
                 f"inplace: {self._name}: there is no array in argument "
                 f"{', '.join(map(str, self._argnums))}, which argnums says is updated"
             )
-        all_kept: list[_Kept] = []
+        all_kept: list[Kept] = []
         for leaf in leaves:
             try:
                 all_kept.append(self._kept(leaf))
@@ -154,13 +154,14 @@ class InPlace:
         return self._run(program, all_kept, None if alone else tree, others, kwargs)
 
     def _run(
-        self, program: Any, all_kept: "Sequence[_Kept]", tree: Any, others: Any, kwargs: Any
+        self, program: Any, all_kept: Sequence[Kept], tree: Any, others: Any, kwargs: Any
     ) -> Any:
         """One call. `tree`: of the arrays; None: it is one, and not in a tree."""
-        call = object()
+        call = Call()
         context = None if all_kept[0].on_cpu else _core.current_context()
         updated: Any = None
         number = 0
+        is_dispatched = False
         try:
             for kept in all_kept:
                 number = kept.begin(call, number, self._stream)
@@ -168,6 +169,7 @@ class InPlace:
                 self._check_others(all_kept, others, kwargs)
             if _compat.is_debugging():
                 program = _debugged(program, self._name)
+            is_dispatched = True
             if tree is None:
                 (kept,) = all_kept
                 updated, aux = program(kept.memory.array, *others, **kwargs)
@@ -179,23 +181,30 @@ class InPlace:
                     kept.end(array, number)
             return aux
         except BaseException as error:
+            # What was donated is gone; the next call imports anew.
+            used = [kept for kept in all_kept if is_dispatched and kept.is_used_by(call)]
+            for kept in used:
+                kept.outlast_the_program()
+                self._forget(kept)
             # An interrupt comes before the end of the update, which goes on in the memory. If that fails
             # too, `error` is still what the caller gets.
             with contextlib.suppress(Exception):
                 jax.block_until_ready(updated)
-            # What was donated is gone; the next call imports anew.
-            for kept in all_kept:
-                if kept.is_used_by(call):
-                    kept.outlast_the_program()
-                    self._forget(kept)
+            is_lost = updated is None and not isinstance(error, Exception)
+            for kept in used:
+                kept.wait_for_the_program(is_lost)
             raised = _errors.original(error) if isinstance(error, _errors.from_xla) else None
             if raised is None:
                 raise
         finally:
-            for kept in all_kept:
-                kept.leave(call)
-            if context is not None:
-                _core.make_current(context)
+            try:
+                for kept in all_kept:
+                    kept.leave(call)
+                if context is not None:
+                    _core.make_current(context)
+            finally:
+                # What it could not leave, because it was interrupted, others may take.
+                call.has_ended = True
         _compat.forget_failed_effects()
         return _errors.raise_again(raised)
 
@@ -205,7 +214,7 @@ class InPlace:
         within = jax.tree_util.keystr(path[1:])
         return f"This is argument {self._argnums[path[0].idx]}{within and ' at '}{within} of {self._name}."
 
-    def _check_others(self, all_kept: "Sequence[_Kept]", others: Any, kwargs: Any) -> None:
+    def _check_others(self, all_kept: Sequence[Kept], others: Any, kwargs: Any) -> None:
         """Raises ValueError where an argument that is not updated is in memory that is."""
         for argument in (*others, *kwargs.values()) if kwargs else others:
             for x in (argument,) if isinstance(argument, _leaves) else jax.tree.leaves(argument):
@@ -230,7 +239,9 @@ class InPlace:
         others = [n for n in range(count) if n not in self._argnums]
         spread = any(len(s.device_set) > 1 for s in shardings)
 
-        def run(taken: Any, *rest: Any, **kwargs: Any) -> Any:
+        # Without names that a keyword could have.
+        def run(*_given: Any, **kwargs: Any) -> Any:
+            taken, *rest = _given
             args: list[Any] = [None] * count
             for n, x in zip(others, rest, strict=True):
                 args[n] = x
@@ -239,7 +250,7 @@ class InPlace:
             new, aux = self._split(self._fun(*args, **kwargs))
             updated = _checked(self._name, taken, new)
             if not spread:  # on several devices other threads enqueue it
-                updated = _enqueued.enqueued(updated)
+                updated = _enqueued.enqueued(updated, _computed(aux, [taken, updated]))
             return jax.tree.unflatten(jax.tree.structure(taken), updated), aux
 
         run.__name__ = self._name
@@ -274,7 +285,7 @@ class InPlace:
 
     # ---- memory ----
 
-    def _kept(self, x: Any) -> "_Kept":
+    def _kept(self, x: Any) -> Kept:
         kept = self._memories.get(id(x))
         if kept is not None and kept.is_of(x):
             return kept
@@ -283,125 +294,17 @@ class InPlace:
                 f"inplace: {self._name}: expected an array of another library, got {_views.type_name(x)}"
                 f"; one of JAX's own is donated by jax.jit(..., donate_argnums=...)"
             )
-        kept = keeps_current_device(_Kept)(x, self._memories)
+        kept = _imported(x, self._memories)
         if kept.lasts:
             self._memories[kept.key] = kept
         return kept
 
-    def _forget(self, kept: "_Kept") -> None:
+    def _forget(self, kept: Kept) -> None:
         if self._memories.get(kept.key) is kept:
             del self._memories[kept.key]
 
 
-# From where memory begins that a call of any InPlace uses to that call.
-_in_use: dict[int, object] = {}
-
-
-class _Kept:
-    """The import of one array object; where it `lasts`, as long as that lives."""
-
-    def __init__(self, x: Any, memories: "dict[int, _Kept]") -> None:
-        parts = x.parts if isinstance(x, Sharded) else (x,)
-        if any(type(part) is _views.capsule_type for part in parts):
-            raise TypeError(
-                "inplace: a bare capsule is used up by who looks into it; give the array"
-            )
-        # What else keeps memory, nobody knows: that is imported for one call, which keeps all of it.
-        self.lasts = all(_owners.is_known(part) for part in parts)
-        self.memory = Memory(x, "inplace", keeps=_owners.keeper if self.lasts else None)
-        self.sharding = self.memory.array.sharding
-        self.key = key = id(x)
-        self.on_cpu = self.memory.parts[0].device.platform == "cpu"
-        self._is_there = _owners.watch(x, self.memory) if self.lasts else lambda _: False
-        # Of a call with that many arguments, of which this is the one that is updated.
-        self.program: Callable[..., Any] | None = None
-        self.count = 0
-        # Of each part: the ordinal, XLA's stream, and from the ordinal to the stream of its owner.
-        self._places = [
-            (
-                p.view.ordinal,
-                0 if self.on_cpu else _imports.compute_stream(p.device),
-                _owners.stream_of(part),
-            )
-            for p, part in zip(self.memory.parts, parts, strict=True)
-        ]
-        # Of the call that uses it: for each part, on which the owner does; None: nobody knows.
-        self._streams: list[int | None] = []
-        self._tell = _owners.teller_of(x)
-        self.extents = self.memory.extents
-        self._object: Callable[[], Any]
-        try:
-            # The entry goes with the array, before another one can have its id.
-            self._object = weakref.ref(x, lambda _: memories.pop(key, None))
-        except TypeError:
-            self.lasts = False
-            self._object = lambda: x
-
-    def is_of(self, x: Any) -> bool:
-        """Whether this is the import of `x`, which has not moved since."""
-        return self._object() is x and self._is_there(x)
-
-    def is_used_by(self, call: object) -> bool:
-        return all(_in_use.get(start) is call for start, _ in self.extents)
-
-    def leave(self, call: object) -> None:
-        """Lets other calls use it, if this one does."""
-        for start, _ in self.extents:
-            if _in_use.get(start) is call:
-                del _in_use[start]
-
-    def outlast_the_program(self) -> None:
-        """Keeps the owner's array until a program that was interrupted is done."""
-        if self.memory.array.is_deleted():
-            for part in self.memory.parts:
-                if (use := part.use()) is not None:
-                    weakref.finalize(use, lambda _: None, self._object()).atexit = False
-
-    def begin(self, call: object, number: int, given: int | None) -> int:
-        """What the owner has enqueued comes first. Returns the number of the update in `_core`."""
-        for start, _ in self.extents:
-            # In one step: two threads may be here.
-            if _in_use.setdefault(start, call) is not call:
-                raise RuntimeError(
-                    "inplace: the array is in use by a call that has not returned: of another thread, or "
-                    "of a function that the program calls"
-                )
-        if self.on_cpu:
-            return 0
-        self._streams = [of(n) if given is None else given for n, _, of in self._places]
-        for k, (ordinal, jax_stream, _) in enumerate(self._places):
-            if (stream := self._streams[k]) is not None:
-                number = _core.begin_update(stream, jax_stream, ordinal, number)
-        return number
-
-    def end(self, array: jax.Array, number: int) -> None:
-        """What the owner enqueues from now on comes after the computation of `array`."""
-        memory = self.memory
-        memory.array = array
-        if self.on_cpu:
-            # At once: what else is done before the wait can cost a thread's sleep.
-            array.block_until_ready()
-        elif len(self._places) == 1:
-            self._give_back(0, array, number)
-        else:
-            for k, shard in enumerate(memory.shards()):
-                self._give_back(k, shard, number)
-        if not memory.is_in_place(array):
-            raise RuntimeError(
-                "inplace: JAX computed the new values in memory of its own, and the array was not updated; "
-                "please report this with the program"
-            )
-        if self._tell is not None:
-            self._tell(self._object())
-
-    def _give_back(self, k: int, shard: jax.Array, number: int) -> None:
-        """What the owner of part `k` enqueues from now on comes after the computation of `shard`."""
-        ordinal, stream = self._places[k][0], self._streams[k]
-        if stream is None:
-            shard.block_until_ready()
-        elif not _core.end_update(number, stream, ordinal):
-            # Raises, too, what went wrong in the program.
-            _compat.stream_waits(stream, shard)
+_imported = keeps_current_device(Kept)
 
 
 def _positions(option: str, given: Any) -> tuple[bool, tuple[int, ...]]:
@@ -469,6 +372,18 @@ def _debugged(program: Callable[..., Any], name: str) -> Callable[..., Any]:
         return out
 
     return run
+
+
+def _computed(aux: Any, others: Any) -> list[Any]:
+    """What a program computes for `aux` beside `others`, as arrays without keys."""
+    known = {id(x) for x in jax.tree.leaves(others)}
+    found = [
+        x for x in jax.tree.leaves(aux) if isinstance(x, jax.core.Tracer) and id(x) not in known
+    ]
+    return [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in found
+    ]
 
 
 def _checked(name: str, taken: Any, new: Any) -> list[Any]:

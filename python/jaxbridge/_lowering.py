@@ -234,10 +234,10 @@ def _check_external(ctx: Any, operands: Sequence[Any], site: "CallSite") -> list
     return out
 
 
-def lower_enqueued(ctx: Any, *operands: Any) -> Any:
+def lower_enqueued(ctx: Any, *operands: Any, count: int) -> Any:
     """The lowering rule, on CUDA, of the end of programs that update memory of others."""
     _check_handlers()
-    in_place = {i: i for i in range(len(operands))}
+    in_place = {i: i for i in range(count)}
     return jax.ffi.ffi_lowering(_target_enqueued, operand_output_aliases=in_place)(ctx, *operands)
 
 

@@ -53,7 +53,7 @@ class Memory:
             _self_test(device.platform, what)
             if keeps is not None:
                 view = _kept_by(keeps(part), view)
-            array, use = _imports.share_writable(view, device, stream)
+            array, use = _imports.share_writable(view, device, stream, what)
             ready = None if device.platform == "cpu" else _compat.import_stream(device)
             self.parts.append(Part(view, view.pointer, device, use, ready))
             arrays.append(array)
@@ -147,7 +147,7 @@ class Memory:
         # What is imported anew is ordered after the stream that it is imported with.
         arrays = []
         for part in self.parts:
-            array, part.use = _imports.share_writable(part.view, part.device, part.ready)
+            array, part.use = _imports.share_writable(part.view, part.device, part.ready, "borrow")
             arrays.append(array)
         if len(self.parts) == 1:
             self.array = _committed(arrays[0])
@@ -268,7 +268,7 @@ def _copies(platform: str) -> str | None:
             held,
         )
         jax.block_until_ready(held)
-    array, _ = _imports.share_writable(v, device, None)
+    array, _ = _imports.share_writable(v, device, None, "ref")
     array = _committed(array)
     ref = _compat.make_external_ref(array, lambda kind: _compat.ref_storage_type(kind, array))
     # In a thread of its own: this one may have a mesh, or forbid to trace or to transfer.

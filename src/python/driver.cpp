@@ -2,6 +2,7 @@
 #include "python/driver.hpp"
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 #include "core/cuda/capture_mode.hpp"
@@ -79,19 +80,30 @@ void bind_driver(nb::module_& m) {
       "legacy default stream.");
   m.def(
       "begin_update",
-      [](std::uintptr_t owner, std::uintptr_t jax, int ordinal, std::uint64_t number) {
+      [](std::optional<std::uintptr_t> owner, std::uintptr_t jax, int ordinal,
+         std::uint64_t number) {
+        const std::optional<stream_ref> stream =
+            owner ? std::optional(stream_at(*owner)) : std::nullopt;
+        status s;
         on_device(ordinal, [&] {
-          const result<std::uint64_t> begun =
-              memory::begin_update(stream_at(owner), stream_at(jax), number);
-          if (!begun.ok()) return begun.error();
-          number = begun.value();
+          const result<std::uint64_t> begun = memory::begin_update(stream, stream_at(jax), number);
+          if (begun.ok()) {
+            number = begun.value();
+          } else {
+            s = begun.error();
+          }
           return status();
         });
+        if (s.code() == status_code::failed_precondition) {
+          throw nb::buffer_error(("inplace: " + s.message()).c_str());
+        }
+        raise_error(s);
         return number;
       },
-      nb::arg("owner_stream"), nb::arg("jax_stream"), nb::arg("ordinal"), nb::arg("number"),
-      "What JAX's stream gets from now on comes after what that of an owner of memory has. Returns "
-      "the number of the update, which is given for more memory of the same program; 0: none yet.");
+      nb::arg("owner_stream").none(), nb::arg("jax_stream"), nb::arg("ordinal"), nb::arg("number"),
+      "What JAX's stream gets from now on comes after what that of an owner of memory has; None: it "
+      "is not known. Returns the number of the update, which is given for more memory of the same "
+      "program; 0: none yet.\n\nRaises BufferError where the owner's stream is being captured.");
   m.def(
       "end_update",
       [](std::uint64_t number, std::uintptr_t owner, int ordinal) {

@@ -163,6 +163,28 @@ TEST_F(update, a_program_around_another_update_is_not_followed) {
   EXPECT_FALSE(end(outer).value());
 }
 
+TEST_F(update, a_program_around_one_whose_owner_has_no_known_stream_is_not_followed) {
+  const std::uint64_t outer = begin();
+  api().clear_calls();
+  const result<std::uint64_t> inner = begin_update(std::nullopt, stream_ref(xla_), 0);
+  ASSERT_TRUE(inner.ok());
+  EXPECT_EQ(api().calls(), 0u);
+  run();
+  EXPECT_FALSE(end(outer).value()) << "it failed, perhaps";
+}
+
+TEST_F(update, memory_of_any_type_may_be_there) {
+  const std::uint64_t number = begin();
+  frame_builder b;
+  b.attributes().remove("key").remove("spec");
+  b.context().stream = xla_;
+  constexpr int token = 17;
+  b.raw_operand(f32, {2}, content_.data()).raw_operand(token, {2}, content_.data());
+  b.raw_result(f32, {2}, content_.data());
+  EXPECT_EQ(take(enqueued_cuda(&b.frame())).code, 0);
+  EXPECT_TRUE(end(number).value());
+}
+
 TEST_F(update, a_program_on_another_stream_is_an_error) {
   const std::uint64_t number = begin();
   run(api().make_stream(0, true), content_);

@@ -80,6 +80,16 @@ def test_inplace_of_static_arguments_by_name():
 
 
 @needs_updates
+def test_inplace_of_arguments_of_any_name():
+    block = owned()
+    step = jaxbridge.inplace(
+        lambda x, taken, **others: x + taken + others["given"] + others["self"]
+    )
+    step(block, taken=1.0, given=2.0, self=3.0)
+    np.testing.assert_array_equal(block, np.arange(8) + 6)
+
+
+@needs_updates
 def test_inplace_makes_methods():
     class Simulation:
         factor = 3.0

@@ -619,6 +619,32 @@ def test_on_cuda_the_program_tells_of_its_end():
     assert "custom_call" not in cpu
 
 
+@needs_updates
+def test_on_cuda_the_program_tells_of_its_end_after_all_that_it_computes():
+    """What fails in `aux` fails before that, or nobody would hear of it."""
+
+    def fun(x, y, key):
+        same = x.reshape(2, 4)
+        external = jaxbridge.call(np.negative, lambda v: v, framework="numpy")(y)
+        return x + 1, (x, y, 3.0, None, same, external, jax.random.split(key), y.astype(jnp.int4))
+
+    step = jaxbridge.inplace(fun, has_aux=True)
+    x, y = owned(), jnp.ones(3)
+    aux = step(x, y, key=jax.random.key(0))
+    np.testing.assert_array_equal(aux[0], np.arange(8))
+    np.testing.assert_array_equal(aux[5], [-1] * 3)
+    (program,) = step._programs.values()
+    traced = program.trace(jax.ShapeDtypeStruct((8,), jnp.float32), y, key=jax.random.key(0))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    (line,) = [part for part in text.splitlines() if "jaxbridge.enqueued" in part]
+    # The new value, y, and what is computed beside it; what `x` was is no more by then.
+    types = line.rpartition(" : ")[2].partition(" -> ")[0]
+    assert types == (
+        "(tensor<8xf32>, tensor<3xf32>, tensor<2x4xf32>, tensor<3xf32>, tensor<2x2xui32>, tensor<3xi4>)"
+    )
+    assert line.count("output_operand_alias<") == 1
+
+
 # ---- the page ------------------------------------------------------------------------------------
 
 
@@ -631,6 +657,7 @@ def test_the_page_names_tests_that_there_are():
         "python/test_sharded.py",
         "python/test_inplace.py",
         "python/test_memory_edges.py",
+        "python/test_interrupts.py",
         "python/test_native_memory.py",
         "gpu/test_memory_gpu.py",
     )

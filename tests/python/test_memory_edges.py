@@ -12,7 +12,7 @@ import pytest
 
 import jaxbridge
 from interchange import Only
-from jaxbridge import _core, _inplace, _memory
+from jaxbridge import _core, _kept, _memory
 from owned_memory import needs_updates, owned
 from processes import run
 
@@ -162,7 +162,7 @@ def test_one_array_in_calls_of_two_functions_is_an_error():
     go_on.set()
     thread.join()
     np.testing.assert_array_equal(block, np.arange(8) * 2 + 1)
-    assert _inplace._in_use == {}
+    assert _kept.in_use == {}
 
 
 # ---- arrays that change, and that go -------------------------------------------------------------
@@ -267,20 +267,20 @@ def test_an_interrupt_comes_after_the_update():
     out = run(
         """
         import jax, numpy as np, jaxbridge
-        from jaxbridge import _core, _inplace
+        from jaxbridge import _core, _kept
         block = jaxbridge.empty((1000, 1000), "float32"); block[...] = np.eye(1000)
         step = jaxbridge.inplace(lambda x: jax.lax.fori_loop(0, 8, lambda i, c: (c @ c) + 1e-3, x))
         step(block)
         block[...] = np.eye(1000)
         def interrupt(*_): raise KeyboardInterrupt
-        own, _inplace._Kept.end = _inplace._Kept.end, interrupt
+        own, _kept.Kept.end = _kept.Kept.end, interrupt
         for kept in step._memories.values(): before = kept.memory.parts[0].use
         try: step(block)
         except KeyboardInterrupt: pass
         else: raise AssertionError
         after = block.copy()
-        _inplace._Kept.end = own
-        assert _inplace._in_use == {} and step._memories == {}
+        _kept.Kept.end = own
+        assert _kept.in_use == {} and step._memories == {}
         while before() is not None: _core.release_unused()  # XLA is done with it
         np.testing.assert_array_equal(block, after)
         block[...] = 0

@@ -476,7 +476,7 @@ def test_the_way_out():
 # ---- memory that JAX updates ---------------------------------------------------------------------
 
 IN_PLACE = """
-from jaxbridge import _inplace, _memory
+from jaxbridge import _kept, _memory
 from jaxbridge._memory import Memory
 
 _memory._self_test = lambda platform, what: None
@@ -497,7 +497,7 @@ def run_in_place(program: str) -> None:
 def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     run_in_place("""
     x = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", stream=own, owner=block)
-    kept = _inplace._Kept(x, {})
+    kept = _kept.Kept(x, {})
     assert waited(jaxs, own), "the import itself"
     assert _core.live_imports(block.ctypes.data) == 1
     fake.clear_calls()
@@ -536,9 +536,10 @@ def test_inplace_waits_for_the_owner_and_the_owner_for_it():
     # No stream is known: the host waits.
     waits_of_host = []
     Array.block_until_ready = lambda self: waits_of_host.append(self)
-    blind = _inplace._Kept(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), {})
+    blind = _kept.Kept(jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1"), {})
     fake.clear_calls()
-    assert blind.begin("call", 0, None) == 0
+    # It has a number all the same, lest the end of its program pass for that of one around it.
+    assert blind.begin("call", 0, None) == number + 2
     assert [n for n, _ in fake.calls() if n == "cuEventRecord"] == []
     blind.end(blind.memory.array, 0)
     assert waits_of_host == [blind.memory.array]
@@ -611,7 +612,7 @@ def test_memory_that_a_captured_stream_uses_is_not_jaxs():
     _compat.is_concrete_ref = _compat.is_external_ref = lambda ref: True
     storage = type("Storage", (), {"memory": memory})
     _compat.ref_storage = lambda ref: storage
-    kept = _inplace._Kept(x, {})
+    kept = _kept.Kept(x, {})
     before = memory.array
 
     def capture():
@@ -627,7 +628,9 @@ def test_memory_that_a_captured_stream_uses_is_not_jaxs():
     capture()
     begun = jaxbridge.borrow(object(), stream=own)
     raises(BufferError, "outside of the capture", begun.acquire)
-    raises(RuntimeError, "outside of the capture", lambda: kept.begin("call", 0, None))
+    raises(BufferError, "inplace: the stream", lambda: kept.begin(_kept.Call(), 0, None))
+    for take, what in ((jaxbridge.ref, "ref"), (lambda x: _kept.Kept(x, {}), "inplace")):
+        raises(BufferError, f"{what}: stream", lambda: take(x))
     end_of_capture()
     assert memory.usable() is before and exports == []
     begun.acquire()
@@ -640,6 +643,43 @@ def test_memory_that_a_captured_stream_uses_is_not_jaxs():
     begun.release()
     assert len(imports) == 1
     memory.usable()
+    """)
+
+
+def test_a_call_of_inplace_that_fails():
+    """What its program has enqueued is waited for: the owner's stream is not behind it."""
+    run_in_place("""
+    import ctypes
+
+    x = jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1", stream=own, owner=block)
+    step = jaxbridge.inplace(lambda x: x)
+    kept = step._memories[id(x)] = _kept.Kept(x, step._memories)
+    kept.count = 1
+
+    def synchronized():
+        return [a[0] for n, a in fake.calls() if n == "cuStreamSynchronize"]
+
+    # Before the program runs there is nothing to wait for, and no harm to a capture.
+    kept.program = lambda *_: 1 / 0
+    assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
+    fake.clear_calls()
+    raises(BufferError, "outside of the capture", lambda: step(x))
+    assert synchronized() == [] and _kept.in_use == {} and step._memories == {id(x): kept}
+    work = ctypes.c_size_t()
+    at = ctypes.c_void_p(ctypes.addressof(work))
+    assert fake("end_capture", ctypes.c_int, ctypes.c_void_p(own), at) == 0
+
+    _core.make_current(0)
+    for failure in (KeyError("of the program"), KeyboardInterrupt("of the user")):
+        def fails(array):
+            assert synchronized() == []
+            _core.make_current(fake("primary", ctypes.c_void_p, ctypes.c_int(1)))
+            raise failure
+        step._memories[id(x)], kept.program = kept, fails
+        fake.clear_calls()
+        raises(type(failure), "of the", lambda: step(x))
+        assert synchronized() == [compute]
+        assert _kept.in_use == {} and step._memories == {} and _core.current_context() == 0
     """)
 
 

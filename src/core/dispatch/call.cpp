@@ -45,6 +45,14 @@ result<std::size_t> buffer_count(const ffi::call_frame& frame) noexcept {
   return static_cast<std::size_t>(frame.args.size) + static_cast<std::size_t>(frame.rets.size);
 }
 
+status decode_place(const ffi::call_frame& frame, platform where, any_buffer* /*memory*/,
+                    call& out) noexcept {
+  out.api = frame.api;
+  out.context = frame.ctx;
+  out.frame = &frame;
+  return detail::locate(frame, where, out.device, out.stream);
+}
+
 status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* memory,
                      call& out) noexcept {
   const auto read = [](const auto& list, void** entries, const char* kind,
@@ -62,11 +70,7 @@ status decode_memory(const ffi::call_frame& frame, platform where, any_buffer* m
   any_buffer* const results = memory + frame.args.size;
   out.results = {results, static_cast<std::size_t>(frame.rets.size)};
   if (status s = read(frame.rets, frame.rets.rets, "result", results); !s.ok()) return s;
-
-  out.api = frame.api;
-  out.context = frame.ctx;
-  out.frame = &frame;
-  return detail::locate(frame, where, out.device, out.stream);
+  return decode_place(frame, where, memory, out);
 }
 
 status decode(const ffi::call_frame& frame, platform where, any_buffer* memory,

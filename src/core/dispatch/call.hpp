@@ -67,6 +67,10 @@ class call_memory {
 [[nodiscard]] status decode_memory(const abi::xla_ffi::call_frame& frame, platform where,
                                    any_buffer* memory, call& out) noexcept;
 
+/// The same without the memory, whose elements may be of any type: only where.
+[[nodiscard]] status decode_place(const abi::xla_ffi::call_frame& frame, platform where,
+                                  any_buffer* memory, call& out) noexcept;
+
 /// How many operands and results `frame` has; an error for counts that no frame can have.
 [[nodiscard]] result<std::size_t> buffer_count(const abi::xla_ffi::call_frame& frame) noexcept;
 

@@ -41,7 +41,7 @@ status call_target(const call& c) noexcept {
   return found.value()->invoke(c);
 }
 
-// The results of the program are the operands, where they are.
+// The results of the program are operands, where they are.
 status update_enqueued(const call& c) noexcept {
   memory::update_enqueued(c.stream);
   return {};
@@ -79,7 +79,7 @@ ffi::error* check_external_cuda(ffi::call_frame* frame) noexcept {
 }
 
 ffi::error* enqueued_cuda(ffi::call_frame* frame) noexcept {
-  return handle(frame, platform::cuda, 0, &decode_memory, &update_enqueued);
+  return handle(frame, platform::cuda, 0, &decode_place, &update_enqueued);
 }
 
 int runtime_api_minor() noexcept { return runtime_minor; }

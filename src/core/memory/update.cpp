@@ -19,15 +19,18 @@ thread_local updates mine;
 
 }  // namespace
 
-result<std::uint64_t> begin_update(stream_ref owner, stream_ref jax, std::uint64_t number) {
-  if (cuda::is_capturing(owner)) {
+result<std::uint64_t> begin_update(std::optional<stream_ref> owner, stream_ref jax,
+                                   std::uint64_t number) {
+  if (owner && cuda::is_capturing(*owner)) {
     return status(
         status_code::failed_precondition,
         "the stream on which the owner of the memory uses it is being captured into a CUDA graph: "
         "its work has not run, and what JAX does cannot be part of it; update the memory outside "
         "of the capture");
   }
-  if (status s = cuda::order(owner, jax); !s.ok()) return s;
+  if (owner) {
+    if (status s = cuda::order(*owner, jax); !s.ok()) return s;
+  }
   mine.jax = jax;
   if (number == 0) number = ++mine.begun;
   return number;

@@ -6,15 +6,18 @@
 #include <cstdint>
 #include <jaxbridge/status.hpp>
 #include <jaxbridge/stream.hpp>
+#include <optional>
 
 namespace jaxbridge::memory {
 
 /// Begins an update by the program that this thread dispatches next: what JAX's stream gets from
 /// now on comes after what the owner's has. The host does not wait. An error where the owner's
-/// stream is being captured. A default stream is that of the current context.
+/// stream is being captured (failed_precondition). A default stream is that of the current context.
 ///
+/// `owner`: nothing where no stream is known. Such an update has a number too: its program ends like
+/// others, and must not pass for one around it.
 /// `number`: 0, or what this has returned for other memory that the same program updates.
-[[nodiscard]] result<std::uint64_t> begin_update(stream_ref owner, stream_ref jax,
+[[nodiscard]] result<std::uint64_t> begin_update(std::optional<stream_ref> owner, stream_ref jax,
                                                  std::uint64_t number);
 
 /// This thread has enqueued a program as far as its end, on `stream`. What XLA adds after that are
