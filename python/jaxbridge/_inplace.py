@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import operator
+import traceback
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -191,6 +192,9 @@ class InPlace:
             with contextlib.suppress(Exception):
                 jax.block_until_ready(updated)
             is_lost = updated is None and not isinstance(error, Exception)
+            if is_lost:
+                # Results that came just then, and are in frames that the interrupt has ended.
+                traceback.clear_frames(error.__traceback__)
             for kept in used:
                 kept.wait_for_the_program(is_lost)
             raised = _errors.original(error) if isinstance(error, _errors.from_xla) else None

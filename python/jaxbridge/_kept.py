@@ -106,21 +106,10 @@ class Kept:
                 with contextlib.suppress(RuntimeError):
                     _core.synchronize(jax_stream, ordinal)
         elif is_lost and self.memory.array.is_deleted():
-            # Those of the program, where they are still in a frame; else XLA lets go of the memory.
+            # Nobody has them, and XLA lets go of the memory when it is done.
             while any(part.use() is not None for part in self.memory.parts):
                 _core.release_unused()
-                if any(self._is_done(array) for array in jax.live_arrays("cpu")):
-                    return
                 time.sleep(0.0005)
-
-    def _is_done(self, array: Any) -> bool:
-        """Whether an array of JAX is in this memory, and computed."""
-        return (
-            not array.is_deleted()
-            and array.sharding == self.sharding
-            and array.is_ready()
-            and self.memory.is_in_place(array)
-        )
 
     def begin(self, call: Call, number: int, given: int | None) -> int:
         """What the owner has enqueued comes first. Returns the number of the update in `_core`."""

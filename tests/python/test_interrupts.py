@@ -108,12 +108,15 @@ def test_after_an_interrupt_a_call_goes_on(kind, is_known, apart):
 
 
 @needs_updates
-def test_an_interrupt_as_the_results_come_is_raised_after_the_update():
+@pytest.mark.parametrize("in_a_frame", [False, True])
+def test_an_interrupt_as_the_results_come_is_raised_after_the_update(in_a_frame):
     """They are lost then; the update goes on, and the array may go as soon as the call has raised."""
     block = jaxbridge.empty((600, 600), "float32")
     step = jaxbridge.inplace(lambda x: jax.lax.fori_loop(0, 8, lambda i, c: (c @ c) + 1e-3, x))
     block[...] = np.eye(600)
     step(block)
+    other = jaxbridge.inplace(lambda x: x)  # has an array of its own in the memory
+    other(block)
     (program,) = step._programs.values()
     uses = [kept.memory.parts[0].use for kept in step._memories.values()]
 
@@ -121,7 +124,9 @@ def test_an_interrupt_as_the_results_come_is_raised_after_the_update():
         """The program, and a signal as it returns."""
 
         def __call__(self, *args: Any) -> Any:
-            program(*args)
+            results = program(*args)
+            if not in_a_frame:
+                del results
             raise KeyboardInterrupt
 
     for kept in step._memories.values():
