@@ -257,7 +257,7 @@ class InPlace:
                 updated = _enqueued.enqueued(updated, _computed(aux, [taken, updated]))
             return jax.tree.unflatten(jax.tree.structure(taken), updated), aux
 
-        run.__name__ = self._name
+        run.__name__ = run.__qualname__ = self._name
         static = [1 + i for i, n in enumerate(others) if n in self._static]
         # New values lie where the old ones do; the rest is XLA's to say.
         placed: Any = {
