@@ -101,7 +101,8 @@ void bind_driver(nb::module_& m) {
         return number;
       },
       nb::arg("owner_stream").none(), nb::arg("jax_stream"), nb::arg("ordinal"), nb::arg("number"),
-      "What JAX's stream gets from now on comes after what that of an owner of memory has; None: it "
+      "What JAX's stream gets from now on comes after what that of an owner of memory has; None: "
+      "it "
       "is not known. Returns the number of the update, which is given for more memory of the same "
       "program; 0: none yet.\n\nRaises BufferError where the owner's stream is being captured.");
   m.def(

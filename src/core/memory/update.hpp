@@ -14,9 +14,9 @@ namespace jaxbridge::memory {
 /// now on comes after what the owner's has. The host does not wait. An error where the owner's
 /// stream is being captured (failed_precondition). A default stream is that of the current context.
 ///
-/// `owner`: nothing where no stream is known. Such an update has a number too: its program ends like
-/// others, and must not pass for one around it.
-/// `number`: 0, or what this has returned for other memory that the same program updates.
+/// `owner`: nothing where no stream is known. Such an update has a number too: its program ends
+/// like others, and must not pass for one around it. `number`: 0, or what this has returned for
+/// other memory that the same program updates.
 [[nodiscard]] result<std::uint64_t> begin_update(std::optional<stream_ref> owner, stream_ref jax,
                                                  std::uint64_t number);
 
