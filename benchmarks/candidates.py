@@ -294,6 +294,7 @@ def on_the_device() -> tuple[Any, Any]:
     """An array of CuPy's and one of JAX's."""
     import cupy
 
+    cupy.cuda.Device(0).use()  # JAX leaves that of its last program current
     array = jax.device_put(np.arange(SPEC.size, dtype=np.float32), jax.devices("cuda")[0])
     return cupy.arange(SPEC.size, dtype=np.float32), jax.block_until_ready(array)
 

@@ -2,7 +2,7 @@
 // Sparse linear systems on a GPU, by cuDSS:
 //   pip install nvidia-cudss-cu13 nvidia-cuda-runtime nvidia-cuda-crt
 //   g++ -std=c++20 -O2 -shared -fPIC -fvisibility=hidden solve.cpp -o libsolve.so -I$CUDA/include
-//     -L$CUDA/lib -l:libcudss.so.1 -I"$(python -c 'import jaxbridge;
+//     -L$CUDA/lib -l:libcudss.so.1 -l:libcudart.so.13 -I"$(python -c 'import jaxbridge;
 //     print(jaxbridge.get_include())')"
 // with CUDA=.../site-packages/nvidia/cu13.
 #include <cudss.h>
@@ -20,14 +20,26 @@ void check(cudssStatus_t code, const char* what) {
                            std::to_string(static_cast<int>(code)));
 }
 
-// What cuDSS keeps on each device: a handle, and what it found out about each pattern.
+void check(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(code));
+}
+
+// What cuDSS has found out about a pattern. It may go on to read the indices, which are copied,
+// since those of a program go with it.
+struct analysed {
+  cudssData_t data = nullptr;
+  void* indices = nullptr;
+};
+
+// What cuDSS keeps on each device.
 struct solvers {
   cudssHandle_t handle = nullptr;
   cudssConfig_t config = nullptr;
-  std::map<std::int64_t, cudssData_t> by_pattern;
+  std::map<std::int64_t, analysed> by_pattern;
 };
 
-// A view of XLA's memory for cuDSS.
+// A view of memory for cuDSS.
 struct matrix {
   cudssMatrix_t of = nullptr;
   ~matrix() {
@@ -46,30 +58,46 @@ void solve(jb::stream_ref stream, jb::state<solvers> state, jb::buffer_view<cons
     check(cudssCreate(&state->handle), "cudssCreate");
     check(cudssConfigCreate(&state->config), "cudssConfigCreate");
   }
-  check(cudssSetStream(state->handle, static_cast<cudaStream_t>(stream.handle())),
-        "cudssSetStream");
+  const auto on = static_cast<cudaStream_t>(stream.handle());
+  check(cudssSetStream(state->handle, on), "cudssSetStream");
   const auto n = static_cast<std::int64_t>(b.size());
+  const auto found = state->by_pattern.find(pattern);
+  const bool is_new = found == state->by_pattern.end();
+  analysed known = is_new ? analysed() : found->second;
+  if (is_new) {
+    check(cudaMallocAsync(&known.indices, starts.size_bytes() + columns.size_bytes(), on),
+          "cudaMallocAsync");
+    check(cudaMemcpyAsync(known.indices, starts.data(), starts.size_bytes(),
+                          cudaMemcpyDeviceToDevice, on),
+          "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(static_cast<char*>(known.indices) + starts.size_bytes(), columns.data(),
+                          columns.size_bytes(), cudaMemcpyDeviceToDevice, on),
+          "cudaMemcpyAsync");
+    check(cudssDataCreate(state->handle, &known.data), "cudssDataCreate");
+  }
+  auto* const own_starts = static_cast<std::int32_t*>(known.indices);
   matrix a;
   matrix right;
   matrix left;
-  check(cudssMatrixCreateCsr(&a.of, n, n, static_cast<std::int64_t>(values.size()), starts.data(),
-                             nullptr, columns.data(), values.data(), CUDA_R_32I, CUDA_R_32I,
-                             CUDA_R_64F, CUDSS_MTYPE_GENERAL, CUDSS_MVIEW_FULL, CUDSS_BASE_ZERO),
+  check(cudssMatrixCreateCsr(&a.of, n, n, static_cast<std::int64_t>(values.size()), own_starts,
+                             nullptr, own_starts + starts.size(), values.data(), CUDA_R_32I,
+                             CUDA_R_32I, CUDA_R_64F, CUDSS_MTYPE_GENERAL, CUDSS_MVIEW_FULL,
+                             CUDSS_BASE_ZERO),
         "cudssMatrixCreateCsr");
   check(cudssMatrixCreateDn(&right.of, n, 1, n, b.data(), CUDA_R_64F, CUDSS_LAYOUT_COL_MAJOR),
         "cudssMatrixCreateDn");
   check(cudssMatrixCreateDn(&left.of, n, 1, n, x.data(), CUDA_R_64F, CUDSS_LAYOUT_COL_MAJOR),
         "cudssMatrixCreateDn");
-  const auto run = [&](int phase, cudssData_t data, const char* what) {
-    check(cudssExecute(state->handle, phase, state->config, data, a.of, left.of, right.of), what);
+  const auto run = [&](int phase, const char* what) {
+    check(cudssExecute(state->handle, phase, state->config, known.data, a.of, left.of, right.of),
+          what);
   };
-  cudssData_t& data = state->by_pattern[pattern];
-  if (data == nullptr) {
-    check(cudssDataCreate(state->handle, &data), "cudssDataCreate");
-    run(CUDSS_PHASE_ANALYSIS, data, "the analysis");
+  if (is_new) {
+    run(CUDSS_PHASE_ANALYSIS, "the analysis");
+    state->by_pattern.emplace(pattern, known);
   }
-  run(CUDSS_PHASE_FACTORIZATION, data, "the factorization");
-  run(CUDSS_PHASE_SOLVE, data, "the solution");
+  run(CUDSS_PHASE_FACTORIZATION, "the factorization");
+  run(CUDSS_PHASE_SOLVE, "the solution");
 }
 JAXBRIDGE_EXPORT(solve, cuda)
     .parameters("values[k], starts[m], columns[k], b[n], pattern")

@@ -43,6 +43,9 @@ jax_version: tuple[int, ...] = tuple(
 oldest_jax: tuple[int, ...] = (0, 8, 0)
 # Of all arrays that have memory: `isinstance(x, jax.Array)`, true of tracers too, takes five times as long.
 array_type: Any = _array.ArrayImpl
+# Public in jax.extend, whose import brings Pallas and takes as long as the rest of ours (0.11, 0.12).
+Primitive: Any = _core.Primitive
+ir: Any = _ir
 
 
 def check_version() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from . import _compat, _lowering, _sharding
@@ -17,7 +16,7 @@ from ._call_site import CallSite
 # Shape and dtype.
 Result = tuple[tuple[int, ...], Any]
 
-custom_call_p = Primitive("jaxbridge_custom_call")
+custom_call_p = _compat.Primitive("jaxbridge_custom_call")
 custom_call_p.multiple_results = True
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _primitive, _rule_calls
@@ -393,7 +392,7 @@ def _jvp_of_apply(map_: LinearMap, operands: Sequence[Any], tangents: Tangents) 
     return list(jax.jvp(fun, [operands[i] for i in tangents], list(tangents.values()))[1])
 
 
-linear_p = Primitive("jaxbridge_linear")
+linear_p = _compat.Primitive("jaxbridge_linear")
 linear_p.multiple_results = True
 for _kind in (Tangent, Transpose):
     _compat.hold_weakly(_kind)

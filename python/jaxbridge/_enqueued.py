@@ -3,12 +3,11 @@
 
 from typing import Any
 
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from . import _lowering
+from . import _compat, _lowering
 
-enqueued_p = Primitive("jaxbridge_enqueued")
+enqueued_p = _compat.Primitive("jaxbridge_enqueued")
 enqueued_p.multiple_results = True
 enqueued_p.def_abstract_eval(lambda *operands, count: [*operands[:count]])
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.mlir import ir
 
-from . import _compat_partitioner
+from . import _compat, _compat_partitioner
 from ._sharding import Axes, Names
 
 target = "jaxbridge.split_call"
@@ -38,10 +37,12 @@ def make_splittable(call: Any, axes: Axes) -> None:
     for name in _of_parts:
         if name in call.attributes:
             del call.attributes[name]
-    call.attributes["call_target_name"] = ir.StringAttr.get(target)
-    call.attributes["backend_config"] = ir.StringAttr.get(text)
+    call.attributes["call_target_name"] = _compat.ir.StringAttr.get(target)
+    call.attributes["backend_config"] = _compat.ir.StringAttr.get(text)
     # A status, and the text as it stands.
-    call.attributes["api_version"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2)
+    call.attributes["api_version"] = _compat.ir.IntegerAttr.get(
+        _compat.ir.IntegerType.get_signless(32), 2
+    )
     call.attributes["sdy.sharding_rule"] = _compat_partitioner.sharding_rule(
         axes.operands,
         axes.results,
@@ -52,7 +53,7 @@ def make_splittable(call: Any, axes: Axes) -> None:
 
 def _described(values: Any, names: Names) -> list[Any]:
     return [
-        {"type": str(ir.RankedTensorType(v.type).element_type), "axes": n}
+        {"type": str(_compat.ir.RankedTensorType(v.type).element_type), "axes": n}
         for v, n in zip(values, names, strict=True)
     ]
 

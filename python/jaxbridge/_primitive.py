@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from . import _compat, _custom_call, _lowering, _rule_calls
@@ -53,7 +52,7 @@ class BoundCall:
         return self.site.options.vmap_method or self.inherited_method
 
 
-call_p = Primitive("jaxbridge_call")
+call_p = _compat.Primitive("jaxbridge_call")
 call_p.multiple_results = True
 for _kind in (CallSite, BoundCall, Rules):
     _compat.hold_weakly(_kind)

@@ -56,6 +56,20 @@ def test_this_jax_is_supported():
     _compat.check_version()
 
 
+def test_what_is_public_in_jax_extend_comes_without_it():
+    from jax.extend import core
+    from jax.extend.mlir import ir
+
+    assert _compat.Primitive is core.Primitive and _compat.ir.StringAttr is ir.StringAttr
+    out = run("""
+        import jax, sys
+        before = set(sys.modules)
+        import jaxbridge
+        print([m for m in set(sys.modules) - before if m.startswith("jax.extend") or "pallas" in m])
+        """)
+    assert out.stdout == "[]\n"
+
+
 def test_an_older_jax_is_refused(monkeypatch):
     monkeypatch.setattr(_compat, "jax_version", (0, 7, 2))
     with pytest.raises(ImportError, match=r"needs JAX 0\.8\.0 or later"):
