@@ -192,9 +192,14 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
         return _core.view_of_interface(array.__array_interface__, array, array.dtype, False), None
     if refused is not None:
         raise refused
+    way = (
+        "take its value, ref[...]"
+        if _compat.is_ref(x)
+        else "numpy.asarray(x) makes an array of a list or a number"
+    )
     raise TypeError(
         f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}; "
-        f"numpy.asarray(x) makes an array of a list or a number"
+        f"{way}"
     )
 
 

@@ -115,6 +115,8 @@ def test_keys_and_refs_say_what_to_pass():
     ref = jax.new_ref(jnp.ones(3))
     with pytest.raises(TypeError, match=r"ref\[\.\.\.\]"):
         jaxbridge.view(ref)
+    with pytest.raises(TypeError, match=r"ref\[\.\.\.\]"):
+        jaxbridge.from_external(ref)
     assert jaxbridge.pointer(ref) != 0
 
 
