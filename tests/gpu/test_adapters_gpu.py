@@ -24,7 +24,8 @@ from jaxbridge import _adapters
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "python"))
 import fake_buffer as cpu
-from fake_buffer import FakeBuffer, Lease, bits, dtype_of, example
+from fake_buffer import FakeBuffer, Lease, bits, example
+from interchange import dtype_of
 
 pytestmark = [
     pytest.mark.gpu,

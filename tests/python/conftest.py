@@ -35,3 +35,28 @@ def collected() -> Callable[[], None]:
         gc.collect()
 
     return collect
+
+
+@pytest.fixture
+def plain_tracebacks() -> Iterator[None]:
+    """JAX's filtering of tracebacks costs milliseconds each time."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.fixture
+def two_devices(x: jax.Array) -> tuple[Callable[..., jax.Array], jax.Array]:
+    """A program that fails on two devices at once, and an operand for it."""
+    import jaxbridge
+    from failing import Stubborn
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "i")
+    spec = jax.sharding.PartitionSpec("i")
+
+    def fail(v: jax.Array) -> jax.Array:
+        raise Stubborn(7, reason="on a device")
+
+    f = jaxbridge.call(fail, lambda v: v)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)), x

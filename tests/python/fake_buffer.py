@@ -5,22 +5,14 @@ import ctypes
 import sys
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
+from interchange import DTYPES as ALL
+from interchange import STANDARD, dtype_of
 from jaxbridge import _adapters
 
-STANDARD = [
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", "complex64", "complex128",
-]  # fmt: skip
-FLOAT8 = [
-    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
-    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-]  # fmt: skip
 PACKED = ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
-ALL = [*STANDARD, "bfloat16", *FLOAT8]
 TORCH_FLOAT8 = {
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"
 }  # fmt: skip
@@ -31,10 +23,6 @@ HAS = {
     "warp": {n for n in STANDARD if not n.startswith("complex")} | {"bfloat16"},
 }
 FRAMEWORKS = list(HAS)
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    return np.dtype(name if name in STANDARD else getattr(ml_dtypes, name))
 
 
 class DLTensor(ctypes.Structure):

@@ -44,3 +44,10 @@ class Callable:
 
 class Special(Callable):
     pass
+
+
+def closure(value):
+    def f(v):
+        return v, value
+
+    return f

@@ -25,10 +25,10 @@ from fake_buffer import (
     Lease,
     adapter_of,
     bits,
-    dtype_of,
     example,
     to_host,
 )
+from interchange import dtype_of
 from jaxbridge import _adapters, _core
 
 

@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_buffer import (
-    ALL,
-    FLOAT8,
-    FRAMEWORKS,
-    PACKED,
-    STANDARD,
-    FakeBuffer,
-    Lease,
-    adapter_of,
-    dtype_of,
-    example,
-)
+from fake_buffer import ALL, FRAMEWORKS, PACKED, FakeBuffer, Lease, adapter_of, example
+from interchange import FLOAT8, STANDARD, dtype_of
 from jaxbridge import _adapters
 
 

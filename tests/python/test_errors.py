@@ -18,6 +18,7 @@ import pytest
 
 import jaxbridge
 import processes
+from failing import Stubborn, jax_error
 from jaxbridge import _errors, errors
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -32,14 +33,6 @@ def resident_mib():
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-class Stubborn(Exception):
-    """Can't be made again from its `args`."""
-
-    def __init__(self, code, *, reason):
-        super().__init__(f"{reason} ({code})")
-        self.code = code
-
-
 kept = []
 
 
@@ -51,28 +44,6 @@ class Mute(Exception):
 @pytest.fixture
 def x():
     return jnp.arange(4, dtype=jnp.float32)
-
-
-@pytest.fixture
-def plain_tracebacks():
-    """JAX's filtering of tracebacks costs milliseconds each time."""
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    yield
-    jax.config.update("jax_traceback_filtering", before)
-
-
-@pytest.fixture
-def two_devices(x):
-    """A program that fails on two devices at once, and an operand for it."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "i")
-    spec = jax.sharding.PartitionSpec("i")
-
-    def fail(v):
-        raise Stubborn(7, reason="on a device")
-
-    f = jaxbridge.call(fail, like)
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)), x
 
 
 # ---- eager calls ---------------------------------------------------------------------------------
@@ -269,13 +240,6 @@ def test_eager_with_ref(x):
 # ---- inside jit ----------------------------------------------------------------------------------
 
 
-def jax_error(f, *args):
-    """The text of the error that JAX raises."""
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-        jax.block_until_ready(f(*args))
-    return str(caught.value)
-
-
 def test_jit_message_says_all(x):
     def helper():
         raise Stubborn(7, reason="the reason")
@@ -284,7 +248,7 @@ def test_jit_message_says_all(x):
         helper()
 
     text = jax_error(jax.jit(jaxbridge.call(callee, F32, name="the.function")), x)
-    assert text.startswith("INTERNAL: test_errors.Stubborn: the reason (7)\n")
+    assert text.startswith("INTERNAL: failing.Stubborn: the reason (7)\n")
     assert "raised by the external function 'the.function'" in text
     assert "Traceback (most recent call last)" in text
     assert "in callee" in text and "in helper" in text and "helper()" in text

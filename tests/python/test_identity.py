@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from identity_values import Bits, Callable, Color, Letter, Level, Special, TaggedText
+from identity_values import Bits, Callable, Color, Letter, Level, Special, TaggedText, closure
 from jaxbridge import _identity
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -37,13 +37,6 @@ def identity_of(fn):
 
 def same(a, b):
     return identity_of(a) == identity_of(b)
-
-
-def closure(value):
-    def f(v):
-        return v, value
-
-    return f
 
 
 def module_level(v, k=2, *, n=3):

@@ -17,17 +17,10 @@ import pytest
 
 import jaxbridge
 import processes
-from identity_values import Bits, Callable, Color, Letter, Level, TaggedText
+from identity_values import Bits, Callable, Color, Letter, Level, TaggedText, closure
 from jaxbridge import _identity
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
-
-
-def closure(value):
-    def f(v):
-        return v, value
-
-    return f
 
 
 def module_level(v, k=2, *, n=3):

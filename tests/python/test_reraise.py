@@ -5,10 +5,10 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxbridge
+from failing import Stubborn, jax_error
 from jaxbridge import _errors
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -19,46 +19,9 @@ def like(x, *rest, **kw):
     return x
 
 
-class Stubborn(Exception):
-    """Can't be made again from its `args`."""
-
-    def __init__(self, code, *, reason):
-        super().__init__(f"{reason} ({code})")
-        self.code = code
-
-
 @pytest.fixture
 def x():
     return jnp.arange(4, dtype=jnp.float32)
-
-
-@pytest.fixture
-def plain_tracebacks():
-    """JAX's filtering of tracebacks costs milliseconds each time."""
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    yield
-    jax.config.update("jax_traceback_filtering", before)
-
-
-@pytest.fixture
-def two_devices(x):
-    """A program that fails on two devices at once, and an operand for it."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "i")
-    spec = jax.sharding.PartitionSpec("i")
-
-    def fail(v):
-        raise Stubborn(7, reason="on a device")
-
-    f = jaxbridge.call(fail, like)
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)), x
-
-
-def jax_error(f, *args):
-    """The text of the error that JAX raises."""
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-        jax.block_until_ready(f(*args))
-    return str(caught.value)
 
 
 # ---- reraise -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
+from failing import jax_error
 from jaxbridge import _adapters, errors
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -20,13 +21,6 @@ def like(x, *rest, **kw):
 @pytest.fixture
 def x():
     return jnp.arange(4, dtype=jnp.float32)
-
-
-def jax_error(f, *args):
-    """The text of the error that JAX raises."""
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-        jax.block_until_ready(f(*args))
-    return str(caught.value)
 
 
 def result_error(fn, spec, *args, **options):

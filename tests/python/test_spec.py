@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
+from identity_values import Bits, Letter, Level
 from jaxbridge import _identity, _spec
 from jaxbridge._spec import Slot, Template
 
@@ -29,19 +30,6 @@ class Color(enum.Enum):
     RED = 1
     CRIMSON = 1  # noqa: PIE796 (another name of RED)
     BLUE = 2
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Letter(enum.StrEnum):
-    A = "a"
-
-
-class Bits(enum.Flag):
-    A = 1
-    B = 2
 
 
 class Point(NamedTuple):
