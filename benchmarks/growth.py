@@ -122,14 +122,28 @@ def operands(quick: bool) -> dict[str, Line]:
 
 
 def lists(quick: bool) -> dict[str, Line]:
+    return cycles(quick, lambda name: True)
+
+
+def our_lists(quick: bool) -> dict[str, Line]:
+    """Those that keep lists: the limit is nothing to the others."""
+    return cycles(quick, is_ours)
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("jaxbridge")
+
+
+def cycles(quick: bool, measured: Callable[[str], bool]) -> dict[str, Line]:
     sizes = LISTS[: 2 if quick else None]
     inputs = arrays(sizes[-1])
     subjects = {
         f"{name}:{n}": {"cycle": in_turn(call, inputs[:n])}
         for n in sizes
         for name, call in calls(n, in_place=True).items()
+        if measured(name)
     }
-    return lines_of(medians(measure(subjects, quick, {"cycle": CYCLE}, rounds=5)))
+    return lines_of(medians(measure(subjects, quick, {"cycle": CYCLE}, rounds=3)))
 
 
 FIELDS = (
@@ -189,6 +203,8 @@ def asked(
     question: Callable[[bool], dict[str, Line]], quick: bool, **environment: str
 ) -> dict[str, Line]:
     """The answer of another process."""
+    with_limit = f", limit {limit}" if (limit := environment.get("JAXBRIDGE_CACHE_LIMIT")) else ""
+    print(f"measuring {question.__name__}{with_limit}", file=sys.stderr, flush=True)
     command = [sys.executable, __file__, "--answer", question.__name__] + ["--quick"] * quick
     done = subprocess.run(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
@@ -204,15 +220,16 @@ def in_the_middle(turns: dict[str, list[Line]]) -> dict[str, Line]:
 
 
 def panels(quick: bool) -> list[dict[str, Any]]:
-    cycles: dict[str, list[Line]] = {}
+    lines_of_turns: dict[str, list[Line]] = {}
     heaps: dict[str, Line] = {}
     on_heap = {"PYTHONMALLOC": "malloc"}
     for turn in range(1 if quick else TURNS):
         for limit in LIMITS:
             variables = {"JAXBRIDGE_CACHE_LIMIT": str(limit)}
-            for name, line in asked(lists, quick, **variables).items():
-                ours = name.startswith("jaxbridge")
-                cycles.setdefault(f"{name}, limit {limit}" if ours else name, []).append(line)
+            question = lists if limit == LIMITS[0] else our_lists
+            for name, line in asked(question, quick, **variables).items():
+                full_name = f"{name}, limit {limit}" if is_ours(name) else name
+                lines_of_turns.setdefault(full_name, []).append(line)
             if turn == 0:
                 for name, line in asked(memory_of_lists, quick, **variables, **on_heap).items():
                     heaps[f"jaxbridge, {name}, limit {limit}"] = line
@@ -220,7 +237,11 @@ def panels(quick: bool) -> list[dict[str, Any]]:
     lines = {f"jaxbridge, {name}": line for name, line in kept.items()}
     return [
         {"x": "operands", "y": "us per call, in a loop", "lines": asked(operands, quick)},
-        {"x": "lists of addresses", "y": "us per call, one by one", "lines": in_the_middle(cycles)},
+        {
+            "x": "lists of addresses",
+            "y": "us per call, one by one",
+            "lines": in_the_middle(lines_of_turns),
+        },
         {"x": "operands", "y": "bytes kept for one list", "lines": lines},
         {"x": "lists of addresses", "y": "bytes kept", "lines": heaps},
     ]

@@ -11,9 +11,6 @@ import numpy as np
 from . import _adapters, _compat, _core, _views
 from ._current_device import keeps_current_device
 
-# (framework, dtype, platform) that an adapter has said yes to: to ask takes longer than all the rest.
-_known_dtypes: set[tuple[str, Any, str]] = set()
-
 
 @keeps_current_device
 def view(a: jax.Array) -> _core.View:
@@ -48,7 +45,7 @@ def _ordinal_of(a: Any, what: str) -> int | None:
 _nowhere: Any = object()
 
 
-# To find it takes longer than all the rest.
+# This, and which adapter takes such arrays, takes longer to find than all the rest.
 @functools.lru_cache(256)
 def _ordinal_where(dtype: Any, sharding: Any) -> Any:
     """Of arrays of this dtype and sharding; `_nowhere`: they have no plain memory in one place."""
@@ -58,6 +55,26 @@ def _ordinal_where(dtype: Any, sharding: Any) -> Any:
     if device.platform == "cpu" or sharding.memory_kind in ("pinned_host", "unpinned_host"):
         return None
     return int(device.local_hardware_id or 0)
+
+
+@functools.lru_cache(256)
+def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
+    """The adapter that takes arrays of this dtype and sharding, and their `_ordinal_where`.
+
+    No adapter: it has no arrays on their platform.
+
+    Raises:
+        ValueError, ImportError, TypeError: as `to_external`.
+    """
+    adapter = _adapters.get(framework)
+    ordinal = _ordinal_where(dtype, sharding)
+    if ordinal is _nowhere:
+        return adapter, ordinal
+    platform = "cpu" if ordinal is None else "cuda"
+    if platform not in adapter.platforms:
+        return None, ordinal
+    adapter.check_dtype(dtype, platform)
+    return adapter, ordinal
 
 
 def _check(a: Any, what: str) -> None:
@@ -81,7 +98,6 @@ def _view(
     return _core.view_of_capsule(capsule, stream, not is_copy, a, True)
 
 
-@keeps_current_device
 def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any = None) -> Any:
     """Arrays of JAX as arrays of another library.
 
@@ -105,46 +121,64 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
         TypeError: it has no arrays of that dtype, rank or platform; no array of JAX.
         BufferError: an array lies on several devices, or `copy=False` cannot be.
     """
-    if isinstance(a, jax.Array):
+    if type(a) is _compat.array_type or isinstance(a, jax.Array):
         return _to_external(a, framework, copy, stream)
     return jax.tree.map(lambda leaf: _to_external(leaf, framework, copy, stream), a)
 
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
-    adapter = None if framework == "view" else _adapters.get(framework)
     copy = _views.checked_copy(copy)
-    ordinal = _ordinal_of(a, "to_external")
-    platform = "cpu" if ordinal is None else "cuda"
-    if adapter is not None and platform not in adapter.platforms:
-        return _elsewhere(a, framework, platform, copy)
-    if copy:
-        with jax.ensure_compile_time_eval():  # also while something is traced
-            a = jnp.array(a, copy=True)
+    if framework == "view":
+        return _as_view(a, copy, stream)
+    if type(a) is not _compat.array_type:
+        _check(a, "to_external")
+    adapter, ordinal = _route(framework, a.dtype, a.sharding)
+    if ordinal is _nowhere:
+        _check(a, "to_external")
     if adapter is None:
-        consumer = None if stream is None else _views.stream_handle(stream)
-        v = _view(a, ordinal, consumer, is_copy=bool(copy))
-        if consumer is not None and ordinal is not None:
-            v.use_on(consumer, stream)
-        return v
+        return _elsewhere(a, framework, "cpu" if ordinal is None else "cuda", copy)
     if a.ndim > adapter.max_ndim:
         raise TypeError(
             f'to_external: "{framework}" has arrays of at most {adapter.max_ndim} axes, not {a.ndim}; '
             f"reshape it first"
         )
-    if (key := (framework, a.dtype, platform)) not in _known_dtypes:
-        adapter.check_dtype(a.dtype, platform)
-        _known_dtypes.add(key)
+    if copy:
+        a = _copy_of(a)
     if ordinal is None:
         return adapter.array_of(_view(a, None, None, is_copy=bool(copy)))
-    if stream is None:
-        handle, keep = adapter.current_stream(ordinal)
-    else:
-        handle, keep = _views.stream_handle(stream), stream
-    v = _view(a, ordinal, handle, is_copy=bool(copy))
-    v.use_on(handle, keep)
-    return adapter.array_of(v)
+    # `keeps_current_device` without its cost.
+    context = _core.current_context()
+    try:
+        if stream is None:
+            handle, keep = adapter.current_stream(ordinal)
+        else:
+            handle, keep = _views.stream_handle(stream), stream
+        v = _view(a, ordinal, handle, is_copy=bool(copy))
+        v.use_on(handle, keep)
+        return adapter.array_of(v)
+    finally:
+        _core.make_current(context)
 
 
+@keeps_current_device
+def _as_view(a: Any, copy: bool | None, stream: Any) -> _core.View:
+    ordinal = _ordinal_of(a, "to_external")
+    if copy:
+        a = _copy_of(a)
+    consumer = None if stream is None else _views.stream_handle(stream)
+    v = _view(a, ordinal, consumer, is_copy=bool(copy))
+    if consumer is not None and ordinal is not None:
+        v.use_on(consumer, stream)
+    return v
+
+
+@keeps_current_device
+def _copy_of(a: jax.Array) -> jax.Array:
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        return jnp.array(a, copy=True)
+
+
+@keeps_current_device
 def _elsewhere(a: jax.Array, framework: str, platform: str, copy: bool | None) -> Any:
     """Of an array on a platform where the framework has none."""
     if framework != "numpy":

@@ -4,6 +4,7 @@
 
 #include "core/exit.hpp"
 #include "core/memory/last_use.hpp"
+#include "core/turn.hpp"
 #include "python/buffer.hpp"
 #include "python/current_call.hpp"
 #include "python/driver.hpp"
@@ -47,6 +48,7 @@ NB_MODULE(_core, m) {
       "after_fork_in_child",
       [] {
         jaxbridge::after_fork_in_child();
+        jaxbridge::turns::for_gil().forget_other_threads();
         jaxbridge::memory::forget_uses_in_child();
       },
       "Forgets the calls of threads that a forked child does not have.");

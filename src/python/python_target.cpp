@@ -16,6 +16,7 @@
 #include "core/cuda/staging.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
+#include "core/turn.hpp"
 #include "python/current_call.hpp"
 #include "python/gil.hpp"
 #include "python/scratch.hpp"
@@ -425,6 +426,7 @@ status python_target::invoke(const dispatch::call& c) noexcept {
   if (replayer_ != nullptr && c.device.platform == platform::cuda) {
     if (std::optional<status> replayed = replayer_->replay(c)) return *std::move(replayed);
   }
+  const turn this_turn;
   const thread_gil gil;
   try {
     return invoke_with_gil(c);

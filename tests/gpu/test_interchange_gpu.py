@@ -8,6 +8,7 @@ As a program it writes what it finds into docs/interchange.md: python tests/gpu/
 import functools
 import gc
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -447,6 +448,34 @@ def test_jax_does_not_reuse_memory_too_early(framework):
         consumer.synchronize()
         assert (target.get() == i + 1).all()
         del others
+
+
+@pytest.mark.parametrize("kind", ["blocking", "of another thread"])
+def test_the_legacy_stream_is_not_past_what_it_waits_for(kind):
+    """The owner stays while a stream is at work that the consumer's, the legacy one, waits for."""
+    import cupy as cp
+
+    def work():
+        with cp.cuda.Stream.ptds if kind == "of another thread" else cp.cuda.Stream() as stream:
+            spin()
+            started.set()
+            ended.wait()
+            stream.synchronize()
+
+    base, _, owner = blocks(np.dtype("f4"))
+    v = jaxbridge.buffer(base.data.ptr, base.shape, "f4", "cuda", owner=base)
+    v.use_on(0, None)
+    started, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    del v, base
+    _core.release_unused()
+    assert owner() is not None
+    ended.set()
+    thread.join()
+    while not is_dead(owner):
+        _core.release_unused()
 
 
 def test_a_view_is_an_argument_of_functions_and_kernels():

@@ -230,7 +230,7 @@ def test_an_owner_goes_after_the_last_use():
     v.use_on(2, None)
     fake.clear_calls()
     del v
-    assert [a[1] for n, a in fake.calls() if n == "cuEventRecord"] == [0]
+    assert [a[0] for n, a in fake.calls() if n == "cuStreamQuery"] == [0]
 
     # At the end of the process: left where it is.
     stream, owner = pending(), Owner()
@@ -416,7 +416,7 @@ def test_the_way_out():
         exported.append(stream)
         return jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1").__dlpack__(stream=-1)
     _compat.export_dlpack = export_dlpack
-    _to_external._ordinal_of = lambda a, what: 1
+    _to_external._ordinal_where = lambda dtype, sharding: 1
     own = fake.stream(1)
 
     class Adapter:

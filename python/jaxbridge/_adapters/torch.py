@@ -88,6 +88,18 @@ def _make_stream(ordinal: int, stream: int) -> Any:
 _streams = StreamCache(_make_stream)
 
 
+def _current_stream(ordinal: int) -> int:
+    """The CUstream that is current for this thread."""
+    # What torch's own compiler asks, where it is there: the public form makes an object first, which takes
+    # as long as the rest of an export.
+    if _raw_stream is None or not torch.cuda.is_initialized():
+        return int(torch.cuda.current_stream(ordinal).cuda_stream)
+    return int(_raw_stream(ordinal))
+
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 class _Scope:
     """Torch keeps a current stream per thread and device; the device is the CUDA runtime's."""
 
@@ -294,8 +306,8 @@ class TorchAdapter:
         return _from_dlpack(as_bytes.__dlpack__(stream=-1)).view(_to_torch[view.dtype])
 
     def current_stream(self, ordinal: int) -> tuple[int, Any]:
-        stream = torch.cuda.current_stream(ordinal)
-        return stream.cuda_stream, stream
+        # Torch keeps its own streams for good, and does not own others.
+        return _current_stream(ordinal), None
 
     array_type = _Tensor
 
@@ -339,7 +351,7 @@ class TorchAdapter:
             "pinned" if pinned else device.type,
             ordinal,
             tuple(n * itemsize for n in array.stride()),
-            torch.cuda.current_stream(ordinal).cuda_stream if on_cuda else None,
+            _current_stream(ordinal) if on_cuda else None,
             False,
             array,
         )

@@ -47,13 +47,11 @@ state advance(use& u) {
     const auto scope = cuda::context_scope::enter(u.ordinal);
     if (!scope.ok()) return state::lost;
     if (cuda::is_capturing(u.stream)) return state::running;
-    // What ends on an idle stream is not looked for again. An event of the legacy stream comes
-    // after the streams that it waits for, too: it is not asked whether it is idle itself.
-    if (u.stream != stream_ref::legacy_default()) {
-      const result<bool> idle = cuda::is_idle(u.stream);
-      if (!idle.ok()) return state::lost;
-      if (idle.value()) return state::done;
-    }
+    // What ends on an idle stream needs no event. The legacy stream is idle where those are that it
+    // waits for.
+    const result<bool> idle = cuda::is_idle(u.stream);
+    if (!idle.ok()) return state::lost;
+    if (idle.value()) return state::done;
     result<cuda::event> marked = cuda::event::record(u.stream);
     if (!marked.ok()) return state::lost;
     u.end = std::move(marked).value();

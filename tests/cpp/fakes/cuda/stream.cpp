@@ -37,7 +37,12 @@ CUresult fake_stream_query(CUstream handle) {
     if (const CUresult code = resolve(handle, s); code != CUDA_SUCCESS) return code;
     if (const CUresult code = look_at(s); code != CUDA_SUCCESS) return code;
     if (const CUresult code = forbidden_while_capturing(); code != CUDA_SUCCESS) return code;
-    return s->executed >= s->enqueued ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    const auto idle = [](CUstream one) { return one->executed >= one->enqueued; };
+    bool all_idle = idle(s);
+    if (s == &s->context->legacy) {
+      for (CUstream other : blocking_streams(s->context)) all_idle = all_idle && idle(other);
+    }
+    return all_idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
