@@ -37,6 +37,7 @@ WAYS = {
     "import": Way("import in a new process", 1, 1),
 }
 ROUNDS = 15  # samples of each
+WARM_UP_S = 0.005
 
 
 class Counter:
@@ -155,8 +156,14 @@ def empty(
 
 
 def sample(run: Run, way: Way, runs: int) -> float:
-    """Microseconds per call, the median of some runs after one that is not counted."""
+    """Microseconds per call, the median of some runs.
+
+    Before it is run uncounted, so that what was measured last leaves no trace in caches and clocks.
+    """
+    end = time.perf_counter() + WARM_UP_S
     run()
+    while time.perf_counter() < end:
+        run()
     return statistics.median(run() for _ in range(runs)) / way.calls * 1e6
 
 

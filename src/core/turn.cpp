@@ -6,11 +6,14 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-// After a wait in vain: a function that is longer than the patience gains nothing by turns, and
-// would cost each of its calls that much.
-constexpr int calls_without_waiting = 16;
+// A function that is longer than the patience gains nothing by turns, and would cost each of its
+// calls that much. So after some waits in vain a thread does not wait for a while. One alone may
+// have been of a call that was slow by chance; who then goes on beside others makes them slow.
+constexpr int waits_in_vain = 3;
+constexpr int calls_without_waiting = 32;
 
 constinit thread_local int depth = 0;
+constinit thread_local int in_vain = 0;  // in a row
 constinit thread_local int impatient_calls = 0;
 
 bool is_free(std::uint64_t seen) noexcept { return seen % 2 == 0; }
@@ -53,13 +56,19 @@ bool turns::take() noexcept {
   for (;;) {
     for (int i = 0; i < 8; ++i) pause();
     seen = changes_.load(std::memory_order_relaxed);
-    if (take(seen)) return true;
+    if (take(seen)) {
+      in_vain = 0;
+      return true;
+    }
     const clock::time_point now = clock::now();
     if (seen != at_work) {
       at_work = seen;
       end = now + patience_;
     } else if (now >= end) {
-      impatient_calls = calls_without_waiting;
+      if (++in_vain == waits_in_vain) {
+        in_vain = 0;
+        impatient_calls = calls_without_waiting;
+      }
       return false;
     }
   }
