@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxbridge
 from jaxbridge import errors
-from test_sharding import Watched, X, broadcast, check, explicit, like, put, row_sums
+from split_calls import Watched, X, broadcast, check, explicit, like, put, row_sums
 
 P = PartitionSpec
 __all__ = ["explicit"]  # a fixture
