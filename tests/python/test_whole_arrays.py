@@ -12,10 +12,6 @@ import jaxbridge
 from jaxbridge import errors
 
 
-def like(x, *rest, **kw):
-    return x
-
-
 @pytest.fixture(params=["Auto", "Explicit"])
 def spread(request):
     """An array that is spread over two devices."""
