@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -66,6 +67,39 @@ class replay_test : public fake_cuda::cuda_test {
     result<std::shared_ptr<graph>> made = c.value().end(stream, std::move(resources));
     EXPECT_TRUE(made.ok()) << made.error().message();
     return made.value();
+  }
+
+  // `path` makes a graph and launches it, and says whether it was told of a failure. What only
+  // gives back is not reported, and nothing once the graph is launched: the work is done. Returns
+  // how many calls were made to fail.
+  long fail_every_call_of(const std::function<bool()>& path,
+                          const std::set<std::string>& gives_back) {
+    const auto prepare = [this] {
+      make_streams();
+      api().clear_calls();
+    };
+    give_all_back();
+    api().reset(2);
+    driver::reset_for_testing();
+    EXPECT_TRUE(driver::status().ok());
+    prepare();
+    EXPECT_FALSE(path());
+    std::set<long> silent;
+    long position = 0;
+    bool launched = false;
+    std::string before;
+    for (const std::string& name : fake_cuda::call_names()) {
+      ++position;
+      // A scope that ends looks at what is current after it.
+      const bool ends_scope = name == "cuCtxGetCurrent" && before == "cuCtxPopCurrent";
+      if (launched || ends_scope || gives_back.count(name) > 0) silent.insert(position);
+      launched = launched || name == "cuGraphLaunch";
+      before = name;
+    }
+    give_all_back();
+    const long failed = fail_every_call(prepare, path, silent);
+    EXPECT_EQ(failed, position);
+    return failed;
   }
 
   static CUstream of(const capture& c) { return static_cast<CUstream>(c.stream().handle()); }
@@ -210,10 +244,6 @@ TEST_F(replay_test, WhileTheProcessEndsTheDriverIsLeftAlone) {
 TEST_F(replay_test, EveryDriverCallMayFail) {
   int from = 4;
   int to = 0;
-  const auto prepare = [&] {
-    make_streams();
-    api().clear_calls();
-  };
   const auto path = [&] {
     result<capture> c = capture::begin(0);
     if (!c.ok()) return true;
@@ -222,31 +252,9 @@ TEST_F(replay_test, EveryDriverCallMayFail) {
     if (!made.ok() || !enqueued) return true;
     return !made.value()->launch().ok();
   };
-  // What only gives back is not reported: the work is done.
-  const std::set<std::string> gives_back = {"cuCtxPopCurrent", "cuGraphDestroy",
-                                            "cuStreamSynchronize", "cuGraphExecDestroy"};
-  std::set<long> silent;
-  give_all_back();
-  api().reset(2);
-  driver::reset_for_testing();
-  EXPECT_TRUE(driver::status().ok());
-  prepare();
-  EXPECT_FALSE(path());
-  long position = 0;
-  bool launched = false;
-  std::string before;
-  for (const std::string& name : fake_cuda::call_names()) {
-    ++position;
-    // A scope that ends looks at what is current after it.
-    const bool ends_scope = name == "cuCtxGetCurrent" && before == "cuCtxPopCurrent";
-    if (launched || ends_scope || gives_back.count(name) > 0) silent.insert(position);
-    launched = launched || name == "cuGraphLaunch";
-    before = name;
-  }
-  give_all_back();
-  const long failed = fail_every_call(prepare, path, silent);
-  EXPECT_GT(failed, 8);
-  EXPECT_EQ(failed, position);
+  EXPECT_GT(fail_every_call_of(path, {"cuCtxPopCurrent", "cuGraphDestroy", "cuStreamSynchronize",
+                                      "cuGraphExecDestroy"}),
+            8);
 }
 
 // ---- copies around the work
@@ -376,39 +384,14 @@ TEST_F(staged_graph_test, MemoryAndResourcesEndAfterTheLastLaunch) {
 }
 
 TEST_F(staged_graph_test, EveryDriverCallMayFail) {
-  const auto prepare = [&] {
-    make_streams();
-    api().clear_calls();
-  };
   const auto path = [&] {
     int_call c(stream, 9);
     const auto g = staged(c);
     return g == nullptr || !g->launch(c.call).ok();
   };
-  const std::set<std::string> gives_back = {"cuCtxPopCurrent", "cuGraphDestroy",
-                                            "cuStreamSynchronize", "cuGraphExecDestroy",
-                                            "cuMemFree"};
-  std::set<long> silent;
-  give_all_back();
-  api().reset(2);
-  driver::reset_for_testing();
-  EXPECT_TRUE(driver::status().ok());
-  prepare();
-  EXPECT_FALSE(path());
-  long position = 0;
-  bool launched = false;
-  std::string before;
-  for (const std::string& name : fake_cuda::call_names()) {
-    ++position;
-    const bool ends_scope = name == "cuCtxGetCurrent" && before == "cuCtxPopCurrent";
-    if (launched || ends_scope || gives_back.count(name) > 0) silent.insert(position);
-    launched = launched || name == "cuGraphLaunch";
-    before = name;
-  }
-  give_all_back();
-  const long failed = fail_every_call(prepare, path, silent);
-  EXPECT_EQ(failed, position);
-  EXPECT_GT(failed, 20);
+  EXPECT_GT(fail_every_call_of(path, {"cuCtxPopCurrent", "cuGraphDestroy", "cuStreamSynchronize",
+                                      "cuGraphExecDestroy", "cuMemFree"}),
+            20);
 }
 
 // ---- which memory -------------------------------------------------------------------------------

@@ -274,15 +274,13 @@ def test_wrong_result(framework, x):
         jaxbridge.call(lib.returned, spec, framework=name)(x)
 
 
-def test_two_threads_at_once(framework, x):
-    name, lib = framework
-    f = jax.jit(jaxbridge.call(lib.add, like, out=-1, framework=name))
-    f(x).block_until_ready()
+def call_in_two_threads(f, x, times):
+    """Each thread calls a function that adds one on what it has returned; values checked."""
     outs = {}
 
     def run(i):
         v = x + i
-        for _ in range(50):
+        for _ in range(times):
             v = f(v)
         outs[i] = np.asarray(v)
 
@@ -290,7 +288,14 @@ def test_two_threads_at_once(framework, x):
     [t.start() for t in threads]
     [t.join(120) for t in threads]
     for i in range(2):
-        np.testing.assert_array_equal(outs[i], np.arange(N) + i + 50)
+        np.testing.assert_array_equal(outs[i], np.arange(N) + i + times)
+
+
+def test_two_threads_at_once(framework, x):
+    name, lib = framework
+    f = jax.jit(jaxbridge.call(lib.add, like, out=-1, framework=name))
+    f(x).block_until_ready()
+    call_in_two_threads(f, x, 50)
 
 
 def test_ref_in_place(framework):
@@ -383,20 +388,7 @@ def test_numpy_staged_in_place(x):
 
 
 def test_numpy_staged_in_two_threads(x):
-    f = jax.jit(jaxbridge.call(lambda a: a + 1, like, framework="numpy"))
-    outs = {}
-
-    def run(i):
-        v = x + i
-        for _ in range(20):
-            v = f(v)
-        outs[i] = np.asarray(v)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-    [t.start() for t in threads]
-    [t.join(120) for t in threads]
-    for i in range(2):
-        np.testing.assert_array_equal(outs[i], np.arange(N) + i + 20)
+    call_in_two_threads(jax.jit(jaxbridge.call(lambda a: a + 1, like, framework="numpy")), x, 20)
 
 
 # ---- both platforms ------------------------------------------------------------------------------
