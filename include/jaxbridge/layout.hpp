@@ -88,6 +88,33 @@ struct byte_range {
   return out;
 }
 
+/// Whether the array is dense and row-major.
+[[nodiscard]] constexpr bool is_compact(const layout_view& l) noexcept {
+  if (is_empty(l.shape)) return true;
+  std::int64_t expected = l.item_size;
+  for (std::size_t axis = l.shape.size(); axis-- > 0;) {
+    if (l.shape[axis] == 1) continue;
+    if (l.strides[axis] != expected) return false;
+    if (__builtin_mul_overflow(expected, l.shape[axis], &expected)) return false;
+  }
+  return true;
+}
+
+/// Writes the strides, in bytes, of a dense row-major array. An axis of length 0 counts as 1. False
+/// where they do not fit.
+[[nodiscard]] constexpr bool fill_compact_strides(std::span<const std::int64_t> shape,
+                                                  std::int64_t item_size,
+                                                  std::span<std::int64_t> strides) noexcept {
+  std::int64_t stride = item_size;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    strides[axis] = stride;
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[axis], 1), &stride)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 /// Writes the strides, in bytes, of a dense array whose axes are, slowest first, those that `order`
 /// names. An axis of length 0 counts as 1. False where they do not fit.
 [[nodiscard]] constexpr bool fill_dense_strides(std::span<const std::int64_t> shape,
@@ -125,7 +152,7 @@ struct byte_range {
 
 /// The kind of a layout whose bounds() can be counted.
 [[nodiscard]] inline layout_kind classify(const layout_view& l) {
-  if (is_empty(l.shape)) return layout_kind::compact;
+  if (is_compact(l)) return layout_kind::compact;
   const auto any_stride = [&l](auto is) {
     for (std::size_t axis = 0; axis < l.shape.size(); ++axis) {
       if (l.shape[axis] != 1 && is(l.strides[axis])) return true;
@@ -136,17 +163,13 @@ struct byte_range {
   if (any_stride([](std::int64_t s) { return s == 0; })) return layout_kind::broadcast;
   const std::vector<std::size_t> order = axis_order(l);
   std::int64_t expected = l.item_size;
-  bool row_major = true;
-  std::size_t before = l.shape.size();
   for (std::size_t i = order.size(); i-- > 0;) {
     const std::size_t axis = order[i];
     if (l.shape[axis] == 1) continue;
     if (l.strides[axis] != expected) return layout_kind::strided;
     if (__builtin_mul_overflow(expected, l.shape[axis], &expected)) return layout_kind::strided;
-    row_major = row_major && axis < before;
-    before = axis;
   }
-  return row_major ? layout_kind::compact : layout_kind::transposed;
+  return layout_kind::transposed;
 }
 
 }  // namespace v1

@@ -58,7 +58,7 @@ def _ordinal_where(dtype: Any, sharding: Any) -> Any:
 
 
 @functools.lru_cache(256)
-def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
+def _found_route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
     """The adapter that takes arrays of this dtype and sharding, and their `_ordinal_where`.
 
     No adapter: it has no arrays on their platform.
@@ -75,6 +75,22 @@ def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
         return None, ordinal
     adapter.check_dtype(dtype, platform)
     return adapter, ordinal
+
+
+# What was asked last, and the answer. A sharding's hash is made in Python; the results of one program
+# share theirs.
+_last_route: tuple[Any, Any, Any, tuple[Any, Any]] = (None, None, None, (None, None))
+
+
+def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
+    """As `_found_route`."""
+    global _last_route
+    last = _last_route
+    if last[0] is framework and last[1] is dtype and last[2] is sharding:
+        return last[3]
+    found = _found_route(framework, dtype, sharding)
+    _last_route = (framework, dtype, sharding, found)
+    return found
 
 
 def _check(a: Any, what: str) -> None:
@@ -123,7 +139,9 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
     """
     if type(a) is _compat.array_type or isinstance(a, jax.Array):
         return _to_external(a, framework, copy, stream)
-    return jax.tree.map(lambda leaf: _to_external(leaf, framework, copy, stream), a)
+    return jax.tree.map(
+        functools.partial(_to_external, framework=framework, copy=copy, stream=stream), a
+    )
 
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:

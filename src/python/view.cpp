@@ -77,11 +77,18 @@ dlpack::device device_of(const view& v) {
 
 bool on_device(const view& v) { return memory::is_on_device(v.array.kind); }
 
-nb::object strides_tuple(const view& v) {
-  nb::list out;
-  for (const std::int64_t stride : v.shown_strides()) out.append(stride);
-  return nb::tuple(out);
+nb::object tuple_of(std::span<const std::int64_t> numbers) {
+  const nb::object out = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  if (!out.is_valid()) throw nb::python_error();
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    PyObject* const number = PyLong_FromLongLong(numbers[i]);
+    if (number == nullptr) throw nb::python_error();
+    PyTuple_SetItem(out.ptr(), static_cast<Py_ssize_t>(i), number);  // which takes the number
+  }
+  return out;
 }
+
+nb::object strides_tuple(const view& v) { return tuple_of(v.array.strides); }
 
 nb::dict interface_of(const view& v) {
   const std::string_view typestr = memory::typestr_of(v.array.dtype);
@@ -97,8 +104,7 @@ nb::dict interface_of(const view& v) {
   const std::uintptr_t address = is_empty(v.array.shape) ? 0 : v.array.address();
   out["data"] = nb::make_tuple(address, v.array.readonly);
   out["version"] = 3;
-  out["strides"] =
-      classify(v.array.layout()) == layout_kind::compact ? nb::none() : strides_tuple(v);
+  out["strides"] = is_compact(v.array.layout()) ? nb::none() : strides_tuple(v);
   return out;
 }
 
@@ -167,8 +173,7 @@ nb::object to_dlpack(nb::handle_t<view> self, nb::object stream,
   source.data = v->array.data;
   source.dtype = v->array.dtype;
   source.shape = v->array.shape;
-  const std::vector<std::int64_t> strides = v->shown_strides();
-  source.strides = strides;
+  source.strides = v->array.strides;
   source.device = device_of(*v);
   source.readonly = v->array.readonly;
   source.is_copied = copied.is_valid();
@@ -256,18 +261,10 @@ void view::let_go() noexcept {
   memory::release_after_last_use(*last, array.ordinal, kept, &drop_owners);
 }
 
-std::vector<std::int64_t> view::shown_strides() const {
-  const layout_kind kind = classify(array.layout());
-  const bool dense = kind == layout_kind::compact || kind == layout_kind::transposed;
-  return dense ? memory::dense_strides(array) : array.strides;
-}
-
 nb::object make_view(view v) {
   v.numpy_dtype = numpy_dtype(v.array.dtype);
-  nb::list extents;
-  for (const std::int64_t extent : v.array.shape) extents.append(extent);
-  v.shape = nb::tuple(extents);
-  v.array.strides = v.shown_strides();
+  v.shape = tuple_of(v.array.shape);
+  memory::settle_strides(v.array);
   return nb::cast(std::move(v));
 }
 

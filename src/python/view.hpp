@@ -38,11 +38,9 @@ struct view {
 
   /// Lets the owners go, now or after the consumer's last use.
   void let_go() noexcept;
-  /// The strides that consumers are shown: in bytes, true for every axis.
-  [[nodiscard]] std::vector<std::int64_t> shown_strides() const;
 };
 
-/// Fills in what Python is shown of `v.array`, and makes the object.
+/// Fills in what Python is shown of `v.array`, settles its strides, and makes the object.
 [[nodiscard]] nb::object make_view(view v);
 
 /// The view itself, with an error where it was released.

@@ -236,6 +236,8 @@ nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle rea
                            nb::object owner, bool is_trusted) {
   view v;
   v.tensor = take_tensor(capsule);
+  // JAX's has nothing left to do, and would raise an error to find that out.
+  if (is_trusted) static_cast<void>(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
   result<memory::array> got = v.tensor.describe();
   if (!got.ok()) raise(got.error());
   v.array = std::move(got).value();
@@ -294,8 +296,7 @@ nb::object hand_over(nb::handle_t<view> self, nb::handle used_on, nb::handle kep
   source.data = a.data;
   source.dtype = a.dtype;
   source.shape = a.shape;
-  const std::vector<std::int64_t> strides = v.shown_strides();
-  source.strides = strides;
+  source.strides = a.strides;
   source.device = memory::dlpack_device(a.kind, a.ordinal);
   auto* const i = new import{Py_NewRef(kept.ptr()), a.address(), std::nullopt, a.ordinal};
   if (!used_on.is_none()) {

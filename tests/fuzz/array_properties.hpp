@@ -72,12 +72,15 @@ inline void check(const jaxbridge::result<jaxbridge::memory::array>& got) {
   const std::optional<jaxbridge::byte_range> reached = bounds(a.layout());
   require(reached.has_value() && reached->low <= 0 && reached->high >= 0, "no bounds");
   const layout_kind kind = classify(a.layout());
-  const std::vector<std::int64_t> dense = dense_strides(a);
+  require((kind == layout_kind::compact) == is_compact(a.layout()), "compact or not");
   if (kind == layout_kind::compact || kind == layout_kind::transposed) {
     require(reached->high - reached->low == bytes, "a dense array with gaps");
-    for (std::size_t axis = 0; axis < dense.size() && bytes > 0; ++axis) {
-      require(a.shape[axis] == 1 || dense[axis] == a.strides[axis], "other strides");
-    }
+  }
+  jaxbridge::memory::array settled = a;
+  settle_strides(settled);
+  require(classify(settled.layout()) == kind, "another layout");
+  for (std::size_t axis = 0; axis < a.shape.size() && bytes > 0; ++axis) {
+    require(a.shape[axis] == 1 || settled.strides[axis] == a.strides[axis], "other strides");
   }
   require((kind == layout_kind::negative) == (reached->low < 0), "negative or not");
   require(!describe(a).empty(), "no text");

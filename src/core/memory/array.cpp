@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 namespace jaxbridge::memory {
@@ -69,18 +68,19 @@ status check(const array& a) {
 
 bool set_compact(array& a) {
   a.strides.resize(a.shape.size());
-  std::vector<std::size_t> order(a.shape.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  return fill_dense_strides(a.shape, order, a.item_size(), a.strides);
+  return fill_compact_strides(a.shape, a.item_size(), a.strides);
 }
 
-std::vector<std::int64_t> dense_strides(const array& a) {
-  std::vector<std::int64_t> out(a.shape.size());
-  // An array of no elements may have extents whose product does not fit: all 0 is as true.
-  if (!fill_dense_strides(a.shape, axis_order(a.layout()), a.item_size(), out)) {
-    out.assign(out.size(), 0);
+void settle_strides(array& a) {
+  const layout_kind kind = classify(a.layout());
+  if (kind == layout_kind::compact) {
+    // An array of no elements may have extents whose product does not fit: all 0 is as true.
+    if (!set_compact(a)) a.strides.assign(a.shape.size(), 0);
+  } else if (kind == layout_kind::transposed) {
+    // They fit: check() has counted the bytes.
+    const std::vector<std::size_t> order = axis_order(a.layout());
+    static_cast<void>(fill_dense_strides(a.shape, order, a.item_size(), a.strides));
   }
-  return out;
 }
 
 }  // namespace jaxbridge::memory

@@ -73,9 +73,9 @@ inline constexpr std::size_t max_rank = 64;
 /// Gives `a` the strides of a dense row-major array. False where they do not fit.
 [[nodiscard]] bool set_compact(array& a);
 
-/// The strides, in bytes, of a dense `a` (compact or transposed), true also for axes of length 0
-/// and 1. Consumers that compare strides want them so.
-[[nodiscard]] std::vector<std::int64_t> dense_strides(const array& a);
+/// Makes the strides of a dense `a` (compact or transposed) true for axes of length 0 and 1, too.
+/// Consumers that compare strides want them so. Only of an array that check() has accepted.
+void settle_strides(array& a);
 
 /// Such as "float32[2,3]", for messages.
 [[nodiscard]] std::string describe(const array& a);

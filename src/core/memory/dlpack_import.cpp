@@ -31,17 +31,15 @@ result<memory_kind> kind_of(const dlpack::device& d) {
 }
 
 result<dtype> dtype_in(const dlpack::data_type& t) {
-  const std::string text = "the element type with code " + std::to_string(t.code) + ", " +
-                           std::to_string(t.bits) + " bits and " + std::to_string(t.lanes) +
-                           " lanes";
-  if (t.lanes != 1) {
-    return refuse(status_code::unimplemented,
-                  text + " is a vector; export it with one lane and one axis more");
-  }
+  const auto refused = [&t](const char* why) {
+    return refuse(status_code::unimplemented, "the element type with code " +
+                                                  std::to_string(t.code) + ", " +
+                                                  std::to_string(t.bits) + " bits and " +
+                                                  std::to_string(t.lanes) + " lanes " + why);
+  };
+  if (t.lanes != 1) return refused("is a vector; export it with one lane and one axis more");
   const dtype found = dtype_from_dlpack(t.code, t.bits);
-  if (found == dtype::invalid) {
-    return refuse(status_code::unimplemented, text + " is none that JAX has; convert it first");
-  }
+  if (found == dtype::invalid) return refused("is none that JAX has; convert it first");
   return found;
 }
 
