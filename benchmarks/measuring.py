@@ -184,7 +184,7 @@ def measure(
         for name, way in ways.items():
             for subject, runs in subjects.items():
                 if name in runs:
-                    taken = sample(runs[name], way, 1 if quick else way.runs)
+                    taken = sample(runs[name], way, min(way.runs, 3) if quick else way.runs)
                     samples[subject][name].append(taken)
     return samples
 

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     case: str
     way: str
     limit: str
-    status: str  # PASS, SHORT, not built, missing, needs PLATFORM
+    status: str  # PASS, SHORT, not built, not measured, needs PLATFORM
     ours_us: float | None = None
     allowed_us: float | None = None
     of_allowed: float | None = None  # at most 1 passes
@@ -176,7 +176,7 @@ TARGETS = [
 def judge(target: Target, samples: Samples) -> Verdict:
     """Round by round, since what is compared had its turn in the same round; the medians of that."""
     limit = target.limit
-    verdict = Verdict(target.case, target.way, str(limit), "missing")
+    verdict = Verdict(target.case, target.way, str(limit), "not measured")
     if target.ours not in CANDIDATES:
         return verdict._replace(status="not built")
     if target.platform not in (None, PLATFORM):

@@ -27,6 +27,8 @@ class Registration:
         self.site = site
         self.key = key
         self.holds = 0
+        # Of calls on parts of this one's arrays, by their texts: they live as long as this one.
+        self.parts: dict[str, Hold] = {}
         self._stats = site.callee.counts
         self._states: dict[Any, States] = {}
         self.target = site.callee.make_target(site, self._states)
@@ -100,6 +102,26 @@ _registrations: dict[int, Registration] = {}
 _durable: collections.OrderedDict[int, Hold] = collections.OrderedDict()
 _most_durable = 4096
 _registration_lock = threading.RLock()
+
+
+def target_of_part(whole: int, text: str, types: tuple[Any, Any]) -> Any | None:
+    """The target of a call on parts of the arrays of a registered one; None: that one is not here.
+
+    Args:
+        whole: the key of the registered call.
+        text: that of the call on parts, as `_spec.of_part` makes it.
+        types: of the parts.
+    """
+    with _registration_lock:
+        registration = _registrations.get(whole)
+        if registration is None:
+            return None
+        registration.holds += 1
+        hold = Hold(registration)  # while the part is made
+    site = dataclasses.replace(registration.site, key=_spec.key_of(text), text=text, types=types)
+    part = registration.parts.setdefault(text, site.hold())
+    del hold
+    return part.registration.target
 
 
 def forget_durable(callee: "Callee") -> None:

@@ -46,15 +46,8 @@ def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> An
     """
     if type(x) in _leaves or hasattr(x, "__dlpack__"):
         return _from_external(x, copy, device)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _named(path, leaf, copy, device), x)
-
-
-def _named(path: Any, leaf: Any, copy: bool | None, device: Any) -> Any:
-    try:
-        return _from_external(leaf, copy, device)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        error.add_note(f"in from_external, at {jax.tree_util.keystr(path)}")
-        raise
+    one = functools.partial(_from_external, copy=copy, device=device)
+    return _views.of_each("from_external", one, x)
 
 
 def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:

@@ -85,7 +85,7 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
     if own is None:
         served = site.callee.site_for(site, ctx.avals_in, ctx.avals_out)
         outs = _lower_to_ours(ctx, operands, served, is_export)
-        takes_parts = served.types is None
+        takes_parts, has_types = True, served.types is not None
     else:
         # An exported program has no checks: it is not of this process alone.
         inspects = _config.debug and own.is_inspectable and not is_export
@@ -94,8 +94,16 @@ def lower_call(ctx: Any, *operands: Any, site: "CallSite", results: tuple[Any, .
             if inspects
             else _lower_to(own, ctx, operands, site)
         )
-        takes_parts = not own.hidden
-    return outs if axes is None else _over_devices(ctx, outs, axes, takes_parts)
+        # The size of a workspace is that of the whole arrays' call.
+        takes_parts, has_types = not own.hidden, False
+    if axes is None:
+        return outs
+    if takes_parts:
+        _partitioning.make_splittable(outs[0].owner, axes, has_types)
+    return [
+        _compat_partitioner.on_explicit_axes(ctx, out, aval)
+        for out, aval in zip(outs, ctx.avals_out, strict=True)
+    ]
 
 
 def _axes_to_split(ctx: Any, site: "CallSite") -> _sharding.Axes | None:
@@ -104,16 +112,6 @@ def _axes_to_split(ctx: Any, site: "CallSite") -> _sharding.Axes | None:
         return None
     shapes = [[aval.shape for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)]
     return _sharding.splittable(site, *shapes)
-
-
-def _over_devices(ctx: Any, outs: Any, axes: _sharding.Axes, takes_parts: bool) -> Any:
-    """The results of a call on arrays over devices: on their parts, where what is called takes these."""
-    if takes_parts:
-        _partitioning.make_splittable(outs[0].owner, axes)
-    return [
-        _compat_partitioner.on_explicit_axes(ctx, out, aval)
-        for out, aval in zip(outs, ctx.avals_out, strict=True)
-    ]
 
 
 def _lower_to_ours(

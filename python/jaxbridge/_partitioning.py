@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _compat, _compat_partitioner
+from . import _compat, _compat_partitioner, _spec
 from ._sharding import Axes, Names
 
 target = "jaxbridge.split_call"
@@ -23,17 +23,32 @@ target = "jaxbridge.split_call"
 _of_parts = ("mhlo.backend_config", "output_operand_aliases", "operand_layouts", "result_layouts")
 
 
-def make_splittable(call: Any, axes: Axes) -> None:
-    """Turns an operation, a call of one device, into one that XLA may split along `axes`."""
+def make_splittable(call: Any, axes: Axes, has_types: bool = False) -> None:
+    """Turns an operation, a call of one device, into one that XLA may split along `axes`.
+
+    `has_types`: its text and key are those of a call with arrays of these types alone, and each device's
+    will be those of its parts.
+    """
     # By position: what a walk over them gives differs between versions.
     attributes = [call.attributes[i] for i in range(len(call.attributes))]
-    text = json.dumps(
-        {
-            "call": ", ".join(f'"{a.name}" = {a.attr}' for a in attributes),
-            "operands": _described(call.operands, axes.operands),
-            "results": _described(call.results, axes.results),
-        }
-    )
+    described: dict[str, Any] = {
+        "call": ", ".join(f'"{a.name}" = {a.attr}' for a in attributes),
+        "operands": _described(call.operands, axes.operands),
+        "results": _described(call.results, axes.results),
+    }
+    if has_types:
+        config = _compat.ir.DictAttr(call.attributes["mhlo.backend_config"])
+        key, spec = config["key"], config["spec"]
+        described["whole"] = [
+            _compat.ir.IntegerAttr(key).value,
+            _compat.ir.StringAttr(spec).value,
+        ]
+        described["call"] = (
+            described["call"]
+            .replace(f"key = {key}", f"key = {_key_of_part}")
+            .replace(f"spec = {spec}", f"spec = {_spec_of_part}")
+        )
+    text = json.dumps(described)
     for name in _of_parts:
         if name in call.attributes:
             del call.attributes[name]
@@ -80,13 +95,46 @@ def _partition(
         (_Mesh.of(*array) for array in reversed(list(zip(names, shapes, tiles, strict=True)))),
         key=lambda m: math.prod(m.parts.values()),
     )
+    parts = [
+        [n // mesh.parts.get(name, 1) for n, name in zip(s, of, strict=True)]
+        for of, s in zip(names, shapes, strict=True)
+    ]
     types = [
-        f"tensor<{''.join(f'{n // mesh.parts.get(name, 1)}x' for n, name in zip(s, of, strict=True))}"
-        f"{array['type']}>"
-        for array, of, s in zip(arrays, names, shapes, strict=True)
+        f"tensor<{''.join(f'{n}x' for n in part)}{array['type']}>"
+        for array, part in zip(arrays, parts, strict=True)
     ]
     count = len(call["operands"])
-    return _program(call["call"], types[:count], types[count:]), [mesh.tiles_of(n) for n in names]
+    program = _program(call["call"], types[:count], types[count:])
+    if "whole" in call:
+        key, spec = call["whole"]
+        program = _with_parts(program, key, spec, parts[:count], parts[count:])
+    return program, [mesh.tiles_of(n) for n in names]
+
+
+# What stands for them in a call's attributes, of which nothing else is the user's.
+_key_of_part, _spec_of_part = "\\key", "\\spec"
+
+
+def _with_parts(
+    program: str, key: int, spec: str, operands: Sequence[Any], results: Sequence[Any]
+) -> str:
+    """The call on parts of these shapes, for that on whole arrays, whose key and text are given."""
+    of = [
+        [[dtype, shape] for (dtype, _), shape in zip(whole, shapes, strict=True)]
+        for whole, shapes in zip(json.loads(spec)["types"], (operands, results), strict=True)
+    ]
+    text = _spec.of_part(spec, key, (of[0], of[1]))
+    return program.replace(_key_of_part, f"{_spec.key_of(text)} : i64").replace(
+        _spec_of_part, _quoted(text)
+    )
+
+
+def _quoted(text: str) -> str:
+    """A string as MLIR reads it."""
+    plain = (
+        chr(b) if 0x20 <= b < 0x7F and b not in b'"\\' else f"\\{b:02X}" for b in text.encode()
+    )
+    return f'"{"".join(plain)}"'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from . import _core, _errors, _identity, _spec
-from ._call_site import CallSite
+from ._call_site import CallSite, target_of_part
 from ._callee import Callee, named
 from ._errors import NotRegisteredError
 from ._function import Function
@@ -20,6 +20,10 @@ def _resolve(key: int, text: str) -> Any:
     """
     spec = json.loads(text)
     name = spec["name"]
+    if "whole" in spec:
+        part = target_of_part(spec["whole"], text, spec["types"])
+        if part is not None:
+            return part
     if not spec["durable"]:
         raise NotRegisteredError(
             f"the program calls {name!r}, an anonymous function (or one with an argument that has no "

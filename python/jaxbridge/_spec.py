@@ -261,6 +261,11 @@ def with_entry(text: str, name: str, value: Any) -> str:
     return to_text({**json.loads(text), name: value})
 
 
+def of_part(text: str, whole: int, types: tuple[Any, Any]) -> str:
+    """The text of a call on parts of another one's arrays, from that one's text and key."""
+    return with_entry(with_entry(text, "types", types), "whole", whole)
+
+
 def key_of(text: str) -> int:
     """The key of a call: a signed 64-bit hash of its text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)

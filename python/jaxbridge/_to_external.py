@@ -82,12 +82,14 @@ def _found_route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
 _last_route: tuple[Any, Any, Any, tuple[Any, Any]] = (None, None, None, (None, None))
 
 
-def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
+def _route(framework: Any, dtype: Any, sharding: Any) -> tuple[Any, Any]:
     """As `_found_route`."""
     global _last_route
     last = _last_route
     if last[0] is framework and last[1] is dtype and last[2] is sharding:
         return last[3]
+    if not isinstance(framework, str):
+        _adapters.get(framework)  # which raises
     found = _found_route(framework, dtype, sharding)
     _last_route = (framework, dtype, sharding, found)
     return found
@@ -95,7 +97,9 @@ def _route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
 
 def _check(a: Any, what: str) -> None:
     if not isinstance(a, jax.Array):
-        hint = "; take its value, ref[...]" if _compat.is_ref(a) else ""
+        hint = (
+            "; take its value, ref[...]" if _compat.is_ref(a) else "; jax.numpy.asarray makes one"
+        )
         raise TypeError(f"{what}: expected a jax.Array, got {_views.type_name(a)}{hint}")
     _views.check_one_device(a, what)
 
@@ -136,12 +140,15 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
         ImportError: it is not installed.
         TypeError: it has no arrays of that dtype, rank or platform; no array of JAX.
         BufferError: an array lies on several devices, or `copy=False` cannot be.
+        RuntimeError: an array was deleted or donated.
     """
     if type(a) is _compat.array_type or isinstance(a, jax.Array):
         return _to_external(a, framework, copy, stream)
-    return jax.tree.map(
-        functools.partial(_to_external, framework=framework, copy=copy, stream=stream), a
-    )
+    _views.checked_copy(copy)
+    if framework != "view":
+        _adapters.get(framework)
+    one = functools.partial(_to_external, framework=framework, copy=copy, stream=stream)
+    return _views.of_each("to_external", one, a)
 
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:

@@ -362,5 +362,19 @@ def _platform_and_ordinal(device: Any) -> tuple[str, int]:
     raise ValueError(f'device={device!r}: expected "cpu", "cuda", "cuda:1" or a jax.Device')
 
 
+def of_each(what: str, function: Callable[[Any], Any], tree: Any) -> Any:
+    """`jax.tree.map`, with a note on exceptions that says where in the tree."""
+
+    def named(path: Any, leaf: Any) -> Any:
+        try:
+            return function(leaf)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            if path:
+                error.add_note(f"in {what}, at {jax.tree_util.keystr(path)}")
+            raise
+
+    return jax.tree_util.tree_map_with_path(named, tree)
+
+
 def type_name(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"

@@ -13,10 +13,9 @@ constexpr int waits_in_vain = 3;
 constexpr int calls_without_waiting = 32;
 
 constinit thread_local int depth = 0;
+constinit thread_local bool has_turn = false;
 constinit thread_local int in_vain = 0;  // in a row
 constinit thread_local int impatient_calls = 0;
-
-bool is_free(std::uint64_t seen) noexcept { return seen % 2 == 0; }
 
 void pause() noexcept {
 #if defined(__x86_64__)
@@ -35,50 +34,47 @@ turns& turns::for_gil() noexcept {
 }
 
 void turns::forget_other_threads() noexcept {
-  if (depth == 0 && !is_free(changes_.load())) changes_.fetch_add(1);
-}
-
-// `seen` is what was read last; where this fails, what is there now.
-bool turns::take(std::uint64_t& seen) noexcept {
-  return is_free(seen) && changes_.compare_exchange_strong(
-                              seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed);
+  if (!has_turn) taken_.store(false);
 }
 
 bool turns::take() noexcept {
-  std::uint64_t seen = changes_.load(std::memory_order_relaxed);
-  if (take(seen)) return true;
+  return !taken_.load(std::memory_order_relaxed) &&
+         !taken_.exchange(true, std::memory_order_acquire);
+}
+
+bool turns::wait() noexcept {
+  if (take()) {
+    in_vain = 0;
+    return true;
+  }
   if (impatient_calls > 0) {
     --impatient_calls;
     return false;
   }
-  std::uint64_t at_work = seen;
-  clock::time_point end = clock::now() + patience_;
-  for (;;) {
+  const clock::time_point end = clock::now() + patience_;
+  do {
     for (int i = 0; i < 8; ++i) pause();
-    seen = changes_.load(std::memory_order_relaxed);
-    if (take(seen)) {
+    if (take()) {
       in_vain = 0;
       return true;
     }
-    const clock::time_point now = clock::now();
-    if (seen != at_work) {
-      at_work = seen;
-      end = now + patience_;
-    } else if (now >= end) {
-      if (++in_vain == waits_in_vain) {
-        in_vain = 0;
-        impatient_calls = calls_without_waiting;
-      }
-      return false;
-    }
+  } while (clock::now() < end);
+  if (++in_vain == waits_in_vain) {
+    in_vain = 0;
+    impatient_calls = calls_without_waiting;
   }
+  return false;
 }
 
-turn::turn(turns& of) noexcept : of_(of), is_ours_(depth++ == 0 && of.take()) {}
+turn::turn(turns& of) noexcept : of_(of), is_ours_(depth++ == 0 && of.wait()) {
+  if (is_ours_) has_turn = true;
+}
 
 turn::~turn() {
   --depth;
-  if (is_ours_) of_.changes_.fetch_add(1, std::memory_order_release);
+  if (!is_ours_) return;
+  has_turn = false;
+  of_.taken_.store(false, std::memory_order_release);
 }
 
 }  // namespace jaxbridge

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 
 namespace jaxbridge {
 
@@ -23,21 +22,21 @@ class turns {
   friend class turn;
 
   bool take() noexcept;
-  bool take(std::uint64_t& seen) noexcept;
+  bool wait() noexcept;
 
   const std::chrono::microseconds patience_;
-  // Even: free; odd: taken. It only goes up, so that who waits sees turns change hands.
-  std::atomic<std::uint64_t> changes_{0};
+  std::atomic<bool> taken_{false};
 };
 
-/// Asked for before the GIL, and given up after it. A thread that waits for the GIL itself sleeps,
-/// at each of the function's steps that lets another thread have it, and to wake it takes longer
-/// than most functions do; here it waits awake.
+/// Asked for before the GIL, and given up after it, by calls of functions that hardly do more than
+/// start work on a device. A thread that waits for the GIL itself sleeps, at each of the function's
+/// steps that lets another thread have it, and to wake it takes longer than such functions do; here
+/// it waits awake.
 ///
-/// It is advice and no lock. Who sees the same call at it for as long as the patience (the function
-/// computes for long, or waits for this very call) goes on without a turn; the next few calls of
-/// that thread take a free turn or none. A call inside a call of the same thread has the outer
-/// one's.
+/// It is advice and no lock. Who has waited for as long as the patience (a function computes for
+/// long, or waits for this very call; or many wait) goes on without a turn; where that happens
+/// again and again, the thread's next calls take a free turn or none. A call inside a call of the
+/// same thread has the outer one's.
 class [[nodiscard]] turn {
  public:
   explicit turn(turns& of = turns::for_gil()) noexcept;

@@ -426,7 +426,9 @@ status python_target::invoke(const dispatch::call& c) noexcept {
   if (replayer_ != nullptr && c.device.platform == platform::cuda) {
     if (std::optional<status> replayed = replayer_->replay(c)) return *std::move(replayed);
   }
-  const turn this_turn;
+  // On the CPU functions compute, many of them without the GIL: there nobody waits.
+  std::optional<turn> this_turn;
+  if (c.device.platform == platform::cuda) this_turn.emplace();
   const thread_gil gil;
   try {
     return invoke_with_gil(c);

@@ -107,6 +107,16 @@ TEST(turn, a_child_of_fork_forgets_those_of_other_threads) {
   elsewhere.end();
 }
 
+TEST(turn, a_child_of_fork_in_a_call_without_a_turn_forgets_them_too) {
+  turns of(0us);
+  holder elsewhere(of);
+  const turn none(of);
+  EXPECT_FALSE(none.is_ours());
+  of.forget_other_threads();
+  on_another_thread([&] { EXPECT_TRUE(turn(of).is_ours()); });
+  elsewhere.end();
+}
+
 TEST(turn, a_child_of_fork_keeps_its_own) {
   turns of(1us);
   const turn own(of);

@@ -6,6 +6,7 @@ in the directory that JAXBRIDGE_FAKES names, and the driver chosen before anythi
 a process of its own.
 """
 
+import copy
 import ctypes
 import os
 import re
@@ -15,6 +16,7 @@ import numpy as np
 
 import fake_xla
 from fake_cuda import FakeCuda
+from jaxbridge import _spec
 
 fake = FakeCuda()
 fake.reset(1)
@@ -44,6 +46,14 @@ class Program:
         self._key = int(re.search(r"key = (-?\d+) : i64", text).group(1))
         raw = re.search(r'spec = "(.*?)"(?=[,}])', text).group(1)
         self._spec = re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m.group(1), 16)), raw)
+
+    def of_parts(self, operands, results):
+        """The call of each device, where XLA splits it: on parts of these types, (dtype, shape)."""
+        part = copy.copy(self)
+        del part._lowered  # only this one holds a registration
+        part._spec = _spec.of_part(self._spec, self._key, (operands, results))
+        part._key = _spec.key_of(part._spec)
+        return part
 
     def __call__(self, operands, results, stream):
         target = "jaxbridge.call"

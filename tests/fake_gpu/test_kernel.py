@@ -87,6 +87,20 @@ def test_grid_and_block(grid, block):
     assert (gx * gy * gz, bx * by * bz, n, a) == (4, 4, N, 0.5)
 
 
+def test_a_call_on_parts_has_their_lengths_and_grid():
+    whole = Program(made(elementwise=True), X, X)
+    part = whole.of_parts([["float32", [8]]] * 2, [["float32", [8]]])
+    x, y = array(N, 1), array(N, 3)
+    for _ in range(2):
+        part([x[:8], y[:8]], [y[:8]], fake.stream())
+    whole([x, y], [y], fake.stream())
+    assert launches == [((2, 1, 1, 4, 1, 1), 8, 2.0)] * 2 + [((4, 1, 1, 4, 1, 1), N, 2.0)]
+    del whole  # and with it the one on parts
+    gc.collect()
+    with pytest.raises(RuntimeError, match="anonymous function"):
+        part([x[:8], y[:8]], [y[:8]], fake.stream())
+
+
 def test_wrong_grids_and_blocks():
     for changes, text in [
         ({"grid": -1}, "grid is .*-1.*expected one to three numbers from 0"),

@@ -187,6 +187,28 @@ def test_kernels_and_libraries(mesh, x, devices):
         assert split(ops.ordinals, mesh)(zeros).tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("rule", [None, "i -> i"])
+def test_a_kernel_is_launched_on_parts(rule, mesh, x):
+    """In plain jit: with the lengths and the grid of each device's part."""
+    add = jaxbridge.cuda_kernel(
+        PTX,
+        "add_one",
+        signature="x: float32[n], out y: float32[n], n: int32",
+        grid="(n + 255) // 256",
+        block=256,
+        elementwise=rule is None,
+    )
+    if rule is not None:
+        add.defsharding(rule)
+    program = jax.jit(lambda v: jax.lax.fori_loop(0, 100, lambda i, v: add(v), v))
+    y = program(x)
+    np.testing.assert_array_equal(y, np.arange(2 * N) + 100)
+    assert y.sharding.is_equivalent_to(x.sharding, 1)
+    assert "all-gather" not in program.lower(x).compile().as_text()
+    assert add.stats()["calls"] > 0
+    np.testing.assert_array_equal(add(x), np.arange(2 * N) + 1)
+
+
 def test_devices_call_at_the_same_time(mesh, x):
     """Each call waits in Python for the other device's."""
     barrier = threading.Barrier(2, timeout=30)

@@ -33,6 +33,11 @@ def test_an_error_names_the_leaf():
     with pytest.raises(TypeError, match="x64") as caught:
         jaxbridge.from_external({"a": [memory(4, np.dtype("f4")), np.zeros(3)]})
     assert caught.value.__notes__ == ["in from_external, at ['a'][1]"]
+    with pytest.raises(
+        TypeError, match=r"expected a jax\.Array, got builtins.float; .*asarray"
+    ) as out:
+        jaxbridge.to_external({"a": [jnp.ones(3), 2.0]}, "numpy")
+    assert out.value.__notes__ == ["in to_external, at ['a'][1]"]
 
 
 @pytest.mark.parametrize("given", [1.5, "text", object()], ids=["number", "text", "object"])
@@ -124,8 +129,12 @@ def test_keys_and_refs_say_what_to_pass():
 
 
 def test_frameworks_that_are_not():
-    with pytest.raises(ValueError, match="framework='nump' is not known"):
-        jaxbridge.to_external(jnp.ones(3), "nump")
+    for tree in (jnp.ones(3), [jnp.ones(3)], ()):
+        for framework in ("nump", ["numpy"], {}, None):
+            with pytest.raises(ValueError, match=r"framework=.* is not known"):
+                jaxbridge.to_external(tree, framework)
+    with pytest.raises(TypeError, match="copy='x'"):
+        jaxbridge.to_external((), "numpy", copy="x")
 
 
 def test_a_copy_may_be_written():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls on arrays that are spread over devices: who sees which part, and what XLA has to move for it."""
 
+import contextlib
+import ctypes
 import re
 
 import jax
@@ -11,7 +13,19 @@ from jax.sharding import NamedSharding
 
 import jaxbridge
 from jaxbridge import _compat, _compat_partitioner, _partitioning, errors
-from split_calls import P, Watched, X, broadcast, check, collectives, like, mesh, put, row_sums
+from split_calls import (
+    P,
+    Watched,
+    X,
+    broadcast,
+    check,
+    collectives,
+    like,
+    mesh,
+    mesh_of,
+    put,
+    row_sums,
+)
 
 __all__ = ["mesh"]  # fixture
 
@@ -256,6 +270,63 @@ def test_a_rule_is_a_string_and_not_for_elementwise():
         jaxbridge.call(lambda x: x, like).defsharding(("i",))
     with pytest.raises(ValueError, match="elementwise=True already says"):
         jaxbridge.call(lambda x: x, like, elementwise=True).defsharding("i -> i")
+
+
+# ---- functions that get lengths as numbers -------------------------------------------------------
+
+
+def scaled_rows(seen, **options):
+    """A C function that multiplies rows by numbers, and keeps the lengths it sees."""
+    floats = ctypes.POINTER(ctypes.c_float)
+
+    def on_floats(x, by, y, n, m):
+        seen.append((n, m))
+        x, by, y = (np.ctypeslib.as_array(a, s) for a, s in ((x, (n, m)), (by, (n,)), (y, (n, m))))
+        y[:] = x * by[:, None]
+
+    pointer = ctypes.CFUNCTYPE(None, floats, floats, floats, ctypes.c_int64, ctypes.c_int64)(
+        on_floats
+    )
+    signature = "x: float[n, m], by: float[n], out y: float[n, m], n: int64, m: int64"
+    return jaxbridge.bind(pointer, signature, **options)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
+def test_lengths_are_those_of_the_part(kind, jit):
+    mesh, seen = mesh_of(kind), []
+    f = scaled_rows(seen)
+    f.defsharding("n m, n -> n m")
+    with jax.set_mesh(mesh) if kind == "Explicit" else contextlib.nullcontext():
+        args = put(X, "a", "b", mesh=mesh), put(X[0], "a", mesh=mesh)
+        y = (jax.jit(f) if jit else f)(*args)
+        np.testing.assert_array_equal(y, X * X[0][:, None])
+        assert seen == [(2, 4)] * 8
+        assert y.sharding.is_equivalent_to(args[0].sharding, 2)
+        assert collectives(f, *args) == set()
+        # Others have parts of another length: of what is there, the part that divides.
+        seen.clear()
+        other = put(X[:4], "a", mesh=mesh), put(X[0, :4], "a", mesh=mesh)
+        np.testing.assert_array_equal(f(*other), X[:4] * X[0, :4, None])
+        assert seen == [(1, 8)] * 8
+    assert f.stats()["calls"] == 16
+
+
+def test_a_batch_of_what_gets_lengths():
+    seen = []
+    f = scaled_rows(seen, vmap_method="sequential")
+    f.defsharding("n m, n -> n m")
+    y = jax.jit(jax.vmap(f))(put(np.stack([X, X]), None, "a"), put(np.stack([X[0]] * 2), None, "a"))
+    np.testing.assert_array_equal(y, np.stack([X * X[0][:, None]] * 2))
+    assert seen == [(2, 8)] * 16
+
+
+def test_without_a_rule_lengths_are_whole():
+    seen = []
+    f = scaled_rows(seen)
+    y = jax.jit(f)(put(X, "a"), put(X[0]))
+    np.testing.assert_array_equal(y, X * X[0][:, None])
+    assert seen == [(8, 8)] * 8
 
 
 # ---- vmap ----------------------------------------------------------------------------------------

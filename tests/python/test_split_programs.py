@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of calls on parts: derivatives, other processes, other partitioners, and how long they live."""
 
+import ctypes
 import gc
 import weakref
 
@@ -157,14 +158,34 @@ FUNCTIONS = """
     def program(x):
         return double(x) + 1
 """
+# The same of a function that gets lengths as numbers.
+BOUND = """
+    import ctypes
+    import jaxbridge
+
+    shapes = []
+    floats = ctypes.POINTER(ctypes.c_float)
+
+    @ctypes.CFUNCTYPE(None, floats, floats, ctypes.c_int64, ctypes.c_int64)
+    def work(x, y, n, m):
+        shapes.append((n, m))
+        for i in range(n * m):
+            y[i] = x[i] * 2
+
+    signature = "x: float32[n, m], out y: float32[n, m], n: int64, m: int64"
+    double = jaxbridge.bind(work, signature, elementwise=True, name="double")
+
+    def program(x):
+        return double(x) + 1
+"""
 
 
-@pytest.fixture
-def other(tmp_path):
+@pytest.fixture(params=[FUNCTIONS, BOUND], ids=["call", "bind"])
+def other(request, tmp_path):
     """Runs OTHER with a word in a process of its own."""
     import textwrap
 
-    (tmp_path / "split_functions.py").write_text(textwrap.dedent(FUNCTIONS))
+    (tmp_path / "split_functions.py").write_text(textwrap.dedent(request.param))
 
     def run(word, **options):
         done = processes.run(OTHER, word, tmp_path / word[:6], devices=4, path=tmp_path, **options)
@@ -186,10 +207,32 @@ def test_an_exported_program_is_split(other, tmp_path):
     assert other("import") == str([(2, 4)] * 4)
 
 
+def test_a_compiled_program_is_split(other):
+    for _ in range(2):
+        assert other("cache") == str([(2, 4)] * 4)
+
+
 # ---- lifetime ------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_split_call_is_left(collected):
+def called(add):
+    return jaxbridge.call(add, like, elementwise=True)
+
+
+def bound(add):
+    """The same as a function of addresses and lengths."""
+    floats = ctypes.POINTER(ctypes.c_float)
+
+    def on_floats(x, y, n, m):
+        np.ctypeslib.as_array(y, (n, m))[:] = add(np.ctypeslib.as_array(x, (n, m)))
+
+    pointer = ctypes.CFUNCTYPE(None, floats, floats, ctypes.c_int64, ctypes.c_int64)(on_floats)
+    signature = "x: float32[n, m], out y: float32[n, m], n: int64, m: int64"
+    return jaxbridge.bind(pointer, signature, elementwise=True)
+
+
+@pytest.mark.parametrize("made", [called, bound])
+def test_nothing_of_a_split_call_is_left(collected, made):
     collected()
     before = _core.registry_size()
     x = put(X, "a")
@@ -201,7 +244,7 @@ def test_nothing_of_a_split_call_is_left(collected):
         def add(v):
             return v + big[0]
 
-        f = jaxbridge.call(add, like, elementwise=True)
+        f = made(add)
         refs.append(weakref.ref(add))
         jax.block_until_ready(jax.jit(f)(x))
         jax.block_until_ready(f(x))
