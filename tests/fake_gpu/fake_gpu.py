@@ -12,11 +12,13 @@ import os
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fake_xla
+import jaxbridge
 from fake_cuda import FakeCuda
-from jaxbridge import _spec
+from jaxbridge import _core, _spec
 
 fake = FakeCuda()
 fake.reset(1)
@@ -63,3 +65,37 @@ class Program:
 def array(n, value=0):
     """An array "on the device"."""
     return np.full(n, value, np.float32)
+
+
+# ---- functions on buffers ------------------------------------------------------------------------
+
+N = 16
+X = jnp.zeros(N, jnp.float32)
+
+
+def like(x, *rest, **kw):
+    return x
+
+
+def made(fn, spec=like, **options):
+    apart = []  # Functions of equal content would share what other tests have left
+
+    def own(*args, **kwargs):
+        return (apart, fn(*args, **kwargs))[1]
+
+    return jaxbridge.call(own, spec, framework="buffer", **{"out": "out", **options})
+
+
+def copies(v, out):
+    _core.copy(v, out)
+
+
+def never_again(program, n, stream):
+    """Calls on memory of which no piece comes twice."""
+    kept = []
+    for k in range(n):
+        a, b = array(N, k + 1), array(N)
+        program([a], [b], stream)
+        np.testing.assert_array_equal(b, a)
+        kept.append((a, b))
+    return kept

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""state= as XLA's calls on CUDA meet it, without a GPU."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_gpu import N, Program, X, array, fake, made
+
+from jaxbridge import _core
+
+
+@pytest.mark.parametrize("graph", ["off", "replay", "verify"])
+def test_state_is_made_once(graph):
+    made_of, seen = [], []
+
+    def make(context, v, *, k):
+        made_of.append((context.platform, context.device, context.capturing, v, k))
+        return {"k": k}
+
+    def fn(v, out, *, k, state):
+        seen.append(state)
+        _core.fill(out, state["k"])
+
+    f = made(fn, graph=graph, state=make)
+    program, other = Program(f, X, k=1), Program(f, X, k=2)
+    stream = fake.stream()
+    a, b = array(N), array(N)
+    for _ in range(4):
+        program([a], [b], stream)
+        assert (b.view(np.uint8) == 1).all()
+    other([a], [b], stream)
+    spec = jax.ShapeDtypeStruct((N,), np.dtype(np.float32))
+    assert made_of == [("cuda", 0, False, spec, 1), ("cuda", 0, False, spec, 2)]
+    assert all(s is seen[0] for s in seen[:-1])
+    f.clear()
+    program([a], [b], stream)
+    assert len(made_of) == 3
+
+
+def test_state_that_can_not_be_made():
+    attempts = []
+
+    def make(context, v):
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise OSError("no plan today")
+        return 5
+
+    f = made(lambda v, out, state: _core.fill(out, state), state=make)
+    program, stream = Program(f, X), fake.stream()
+    a, b = array(N), array(N)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="OSError: no plan today"):
+            program([a], [b], stream)
+    program([a], [b], stream)
+    program([a], [b], stream)
+    assert len(attempts) == 3
+
+
+def test_state_ends():
+    class State:
+        pass
+
+    refs = []
+
+    def make(context, v):
+        state = State()
+        refs.append(weakref.ref(state))
+        return state
+
+    f = made(lambda v, out, state: _core.copy(v, out), state=make, graph="replay")
+    program, stream = Program(f, X), fake.stream()
+    a, b = array(N), array(N)
+    for _ in range(4):
+        program([a], [b], stream)
+    gc.collect()
+    assert refs[0]() is not None
+    f.clear()
+    gc.collect()
+    assert refs[0]() is None
+
+
+def test_state_in_threads():
+    count = []
+    barrier = threading.Barrier(4)
+
+    def make(context, v):
+        count.append(1)
+        return 9
+
+    f = made(lambda v, out, state: _core.fill(out, state), state=make)
+    program = Program(f, X)
+    right = []
+
+    def work(stream):
+        a, b = array(N), array(N)
+        barrier.wait()
+        program([a], [b], stream)
+        right.append((b.view(np.uint8) == 9).all())
+
+    shared = fake.stream()
+    streams = [shared, shared, shared, fake.stream()]
+    threads = [threading.Thread(target=work, args=(s,)) for s in streams]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert right == [True] * 4
+    assert count == [1, 1]  # one for each stream
+
+
+def test_states_outlive_plans():
+    """Plans of many shapes come and go; what was made for them stays, for graphs, too."""
+    made_of = []
+
+    def make(context, v):
+        made_of.append(v.shape)
+        return len(made_of)
+
+    f = made(lambda v, out, state: _core.copy(v, out), graph="replay", state=make)
+    stream = fake.stream()
+    programs = [Program(f, jnp.zeros(n, jnp.float32)) for n in range(1, 71)]
+    arrays = [(array(n, n), array(n)) for n in range(1, 71)]
+    for _ in range(4):
+        for program, (a, b) in zip(programs, arrays, strict=True):
+            b[:] = 0
+            program([a], [b], stream)
+            np.testing.assert_array_equal(b, a)
+    stats = f.stats()
+    assert made_of == [(n,) for n in range(1, 71)]
+    assert stats["captures"] == 70 and stats["replays"] == 140 and stats["fallbacks"] == []
+
+
+def test_makers_get_containers_of_their_own():
+    attempts = []
+
+    def make(context, options, v):
+        attempts.append(options.pop("n"))
+        if len(attempts) == 1:
+            raise OSError("once")
+        return 1
+
+    f = made(lambda options, v, out, state: _core.fill(out, state), lambda o, v: v, state=make)
+    program = Program(lambda v: f({"n": 3}, v), X)
+    stream, a, b = fake.stream(), array(N), array(N)
+    with pytest.raises(RuntimeError, match="once"):
+        program([a], [b], stream)
+    program([a], [b], stream)
+    assert attempts == [3, 3]
