@@ -263,7 +263,7 @@ def with_entry(text: str, name: str, value: Any) -> str:
 
 def of_part(text: str, whole: int, types: tuple[Any, Any]) -> str:
     """The text of a call on parts of another one's arrays, from that one's text and key."""
-    return with_entry(with_entry(text, "types", types), "whole", whole)
+    return to_text({**json.loads(text), "types": types, "whole": whole})
 
 
 def key_of(text: str) -> int:

@@ -171,14 +171,19 @@ def test_replay_on_both(framework, form, mesh, x, needs):
     adds.check()
 
 
-def test_kernels_and_libraries(mesh, x, devices):
-    add = jaxbridge.cuda_kernel(
+def add_kernel(**options):
+    return jaxbridge.cuda_kernel(
         PTX,
         "add_one",
         signature="x: float32[n], out y: float32[n], n: int32",
         grid="(n + 255) // 256",
         block=256,
+        **options,
     )
+
+
+def test_kernels_and_libraries(mesh, x, devices):
+    add = add_kernel()
     loop = split(lambda v: jax.lax.fori_loop(0, 100, lambda i, v: add(v), v), mesh)
     np.testing.assert_array_equal(loop(x), np.arange(2 * N) + 100)
     ops = jaxbridge.load(built("cuda.cpp", "libcudaops", "-ldl"))
@@ -190,14 +195,7 @@ def test_kernels_and_libraries(mesh, x, devices):
 @pytest.mark.parametrize("rule", [None, "i -> i"])
 def test_a_kernel_is_launched_on_parts(rule, mesh, x):
     """In plain jit: with the lengths and the grid of each device's part."""
-    add = jaxbridge.cuda_kernel(
-        PTX,
-        "add_one",
-        signature="x: float32[n], out y: float32[n], n: int32",
-        grid="(n + 255) // 256",
-        block=256,
-        elementwise=rule is None,
-    )
+    add = add_kernel(elementwise=rule is None)
     if rule is not None:
         add.defsharding(rule)
     program = jax.jit(lambda v: jax.lax.fori_loop(0, 100, lambda i, v: add(v), v))

@@ -17,10 +17,6 @@ from jaxbridge import errors
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
 
 
-def like(x, *rest, **kw):
-    return x
-
-
 def add_one(x):
     return x + 1
 
@@ -117,13 +113,13 @@ def test_a_declared_length_that_is_negative(x, length):
 
 
 def test_a_result_of_another_byte_order(x):
-    f = jaxbridge.call(lambda v: np.zeros(v.shape, ">f4"), like)
+    f = jaxbridge.call(lambda v: np.zeros(v.shape, ">f4"), lambda v: v)
     with pytest.raises(errors.ResultError, match=r"float32\[.*got float32 \(>f4\)\["):
         f(x)
 
 
 def test_copies_and_pickles_of_a_function(x):
-    f = jaxbridge.call(add_one, like)
+    f = jaxbridge.call(add_one, lambda v: v)
     assert copy.copy(f) is f
     assert copy.deepcopy({"f": [f]})["f"][0] is f
     with pytest.raises(
@@ -133,7 +129,7 @@ def test_copies_and_pickles_of_a_function(x):
 
 
 def test_decorator_keeps_the_function():
-    @jaxbridge.function(result=like)
+    @jaxbridge.function(result=lambda v: v)
     def double(v):
         """Twice v."""
         return v * 2

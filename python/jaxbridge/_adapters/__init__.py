@@ -165,14 +165,14 @@ def get(name: str) -> Adapter:
         ValueError: no framework of that name is known.
         ImportError: the framework is not installed, or does not import.
     """
-    found = _loaded.get(name) if isinstance(name, str) else None
-    if found is not None:
-        return found
     if not isinstance(name, str) or name not in names:
         raise ValueError(
             f'framework={name!r} is not known; the frameworks are {", ".join(names)}, and "view" is an '
             f"object with every protocol"
         )
+    found = _loaded.get(name)
+    if found is not None:
+        return found
     try:
         module = importlib.import_module(f".{name}", __name__)
     except ModuleNotFoundError as e:

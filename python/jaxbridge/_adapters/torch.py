@@ -88,16 +88,16 @@ def _make_stream(ordinal: int, stream: int) -> Any:
 _streams = StreamCache(_make_stream)
 
 
+# What torch's own compiler asks, where it is there: the public form makes an object first, which takes as
+# long as the rest of an export.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def _current_stream(ordinal: int) -> int:
     """The CUstream that is current for this thread."""
-    # What torch's own compiler asks, where it is there: the public form makes an object first, which takes
-    # as long as the rest of an export.
     if _raw_stream is None or not torch.cuda.is_initialized():
         return int(torch.cuda.current_stream(ordinal).cuda_stream)
     return int(_raw_stream(ordinal))
-
-
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class _Scope:
