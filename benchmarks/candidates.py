@@ -213,15 +213,19 @@ def _() -> Subject:
     return empty(call, call, lambda: call.stats()["calls"])
 
 
-def add_kernel(**options: Any) -> Callable[[Any], Any]:
-    signature = "x: float[n], out y: float[n], n: int"
+def add_kernel(
+    name: str = "add_one", signature: str = "x: float[n], out y: float[n], n: int", **options: Any
+) -> Callable[[Any], Any]:
     blocks = "(n + 255) // 256"
     return jaxbridge.cuda_kernel(
-        noops.ADD_PTX, "add_one", signature=signature, grid=blocks, block=256, **options
+        noops.ADD_PTX, name, signature=signature, grid=blocks, block=256, **options
     )
 
 
 candidate("jaxbridge, CUDA add kernel", on="cuda")(lambda: adding(add_kernel()))
+candidate("jaxbridge, CUDA add kernel, in place", on="cuda")(
+    lambda: adding(add_kernel("add_one_in_place", "inout x: float[n], n: int"))
+)
 candidate("jaxbridge, CUDA add kernel, not capturable", on="cuda")(
     lambda: adding(add_kernel(capturable=False))
 )
@@ -528,14 +532,19 @@ def _() -> Subject:
     return empty(call, call, ctypes.CDLL(path).calls_made)
 
 
-@candidate("jax-tvm-ffi, CUDA add kernel", "jax_tvm_ffi", "g++", on="cuda")
-def _() -> Subject:
+def tvm_kernel(**call: Any) -> Subject:
     import tvm_ffi
 
     jax.block_until_ready(jax.numpy.zeros(1))  # makes the context current on this thread
     module = tvm_ffi.load_module(str(noops.tvm("tvm_add")))
     module.load(noops.ADD_PTX)
-    return adding(tvm_call(module.add))
+    return adding(tvm_call(module.add, call))
+
+
+candidate("jax-tvm-ffi, CUDA add kernel", "jax_tvm_ffi", "g++", on="cuda")(tvm_kernel)
+candidate("jax-tvm-ffi, CUDA add kernel, in place", "jax_tvm_ffi", "g++", on="cuda")(
+    lambda: tvm_kernel(input_output_aliases={0: 0})
+)
 
 
 @candidate("jax-tvm-ffi, empty Python", "jax_tvm_ffi")

@@ -63,12 +63,15 @@ TARGETS = [
         Target(_native_function, "jaxbridge, C++ no-op", way, Limit(1.1, "XLA FFI, C++ no-op"))
         for way in ("loop", "unrolled")
     ),
-    Target(
-        "CUDA add kernel",
-        "jaxbridge, CUDA add kernel",
-        "loop",
-        Limit(0.7, "jax-tvm-ffi, CUDA add kernel"),
-        "cuda",
+    *(
+        Target(
+            kernel,
+            f"jaxbridge, {kernel}",
+            "loop",
+            Limit(0.7, f"jax-tvm-ffi, {kernel}"),
+            "cuda",
+        )
+        for kernel in ("CUDA add kernel", "CUDA add kernel, in place")
     ),
     Target(_empty, "jaxbridge, empty Python", "unrolled", Limit(1.05, "jax-tvm-ffi, empty Python")),
     Target(

@@ -16,7 +16,7 @@ python3 -c 'import jax; print(*jax.devices("cuda"))'
 tests() { # title, folder, arguments of pytest
   local title=$1 folder=$2 result=0
   shift 2
-  (cd "$root/tests/$folder" && python3 -m pytest -q -p no:cacheprovider -rfE "$@") >"$logs/$title.log" 2>&1 || result=$?
+  (cd "$root/tests/$folder" && python3 -m pytest -q -p no:cacheprovider -p no:benchmark -rfE "$@") >"$logs/$title.log" 2>&1 || result=$?
   printf '%-12s %s\n' "$title" "$(tail -n 1 "$logs/$title.log")"
   [ $result = 0 ] || touch "$logs/failed"
 }
