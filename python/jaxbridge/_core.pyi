@@ -391,6 +391,12 @@ class View:
     def readonly(self) -> bool: ...
 
     @property
+    def parts(self) -> tuple[int, int, int, tuple[int, ...], numpy.dtype[Any], tuple[int, ...] | None]:
+        """
+        (pointer, nbytes, ordinal, shape, dtype, strides; None: compact), all at once.
+        """
+
+    @property
     def owner(self) -> Any:
         """
         The object that is kept alive for the memory; None where there is none to be seen.
@@ -403,11 +409,6 @@ class View:
     def release(self) -> None:
         """
         Later uses raise ValueError. The owner goes with this object, which arrays that were made of it keep: their memory stays.
-        """
-
-    def use_on(self, stream: int, keep: object | None) -> None:
-        """
-        Orders the stream after the content, and at the end the owner's release after the stream. `keep` lives as long as the stream is needed.
         """
 
     @property
@@ -436,9 +437,14 @@ def view_of_memory(pointer: int, shape: tuple[int, ...], dtype: numpy.dtype[Any]
 def view_of_interface(fields: dict[str, Any], owner: object, dtype: numpy.dtype[Any] | None, on_cuda: bool) -> View:
     """Of an array interface's dictionary; a dtype goes before its typestr."""
 
-def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, owner: object, is_trusted: bool = False) -> View:
+def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, owner: object) -> View:
     """
-    Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory, unless the producer is trusted.
+    Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory.
+    """
+
+def export_array(exporter: Callable[[Any, int | None], Any], array: Any, ordinal: int | None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None, make: Callable[[View], Any] | None, readonly: bool) -> Any:
+    """
+    A view of an array of JAX, or what `make` makes of it. `exporter(array, stream)` returns a DLPack capsule that is ready on a stream, by DLPack's number, or (None) when it returns. `ordinal`: of the CUDA device that has the array; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
     """
 
 def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> Any:

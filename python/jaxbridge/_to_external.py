@@ -12,7 +12,6 @@ from . import _adapters, _compat, _core, _views
 from ._current_device import keeps_current_device
 
 
-@keeps_current_device
 def view(a: jax.Array) -> _core.View:
     """An array of JAX as an object that any library takes, without a copy.
 
@@ -25,7 +24,7 @@ def view(a: jax.Array) -> _core.View:
         TypeError: `a` is no array of JAX, or one that is being traced.
         BufferError: the array lies on several devices, or is of a packed type.
     """
-    return _view(a, _ordinal_of(a, "view"), None)
+    return _as_view(a, _ordinal_of(a, "view"), None, None)
 
 
 def _ordinal_of(a: Any, what: str) -> int | None:
@@ -83,11 +82,8 @@ _last_route: tuple[Any, Any, Any, tuple[Any, Any]] = (None, None, None, (None, N
 
 
 def _route(framework: Any, dtype: Any, sharding: Any) -> tuple[Any, Any]:
-    """As `_found_route`."""
+    """As `_found_route`, of what was not asked last."""
     global _last_route
-    last = _last_route
-    if last[0] is framework and last[1] is dtype and last[2] is sharding:
-        return last[3]
     if not isinstance(framework, str):
         _adapters.get(framework)  # which raises
     found = _found_route(framework, dtype, sharding)
@@ -102,20 +98,6 @@ def _check(a: Any, what: str) -> None:
         )
         raise TypeError(f"{what}: expected a jax.Array, got {_views.type_name(a)}{hint}")
     _views.check_one_device(a, what)
-
-
-def _view(
-    a: Any, ordinal: int | None, consumer: int | None, *, is_copy: bool = False
-) -> _core.View:
-    """`consumer`: the stream to make ready; None: one of ours."""
-    stream: int | None = None
-    if ordinal is not None:
-        stream = _core.export_stream(ordinal) if consumer is None else consumer
-        if _core.is_capturing(stream, ordinal):
-            # A captured stream cannot wait for what is outside of its graph; the host can.
-            stream = None
-    capsule = _compat.export_dlpack(a, 1 if stream == 0 else stream)
-    return _core.view_of_capsule(capsule, stream, not is_copy, a, True)
 
 
 def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any = None) -> Any:
@@ -152,12 +134,17 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
 
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
-    copy = _views.checked_copy(copy)
+    if copy is not None:
+        copy = _views.checked_copy(copy)
     if framework == "view":
-        return _as_view(a, copy, stream)
+        return _as_view(a, _ordinal_of(a, "to_external"), copy, stream)
     if type(a) is not _compat.array_type:
         _check(a, "to_external")
-    adapter, ordinal = _route(framework, a.dtype, a.sharding)
+    last, dtype, sharding = _last_route, a.dtype, a.sharding
+    if last[0] is framework and last[1] is dtype and last[2] is sharding:
+        adapter, ordinal = last[3]
+    else:
+        adapter, ordinal = _route(framework, dtype, sharding)
     if ordinal is _nowhere:
         _check(a, "to_external")
     if adapter is None:
@@ -169,32 +156,28 @@ def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
         )
     if copy:
         a = _copy_of(a)
-    if ordinal is None:
-        return adapter.array_of(_view(a, None, None, is_copy=bool(copy)))
-    # `keeps_current_device` without its cost.
-    context = _core.current_context()
-    try:
-        if stream is None:
-            handle, keep = adapter.current_stream(ordinal)
-        else:
-            handle, keep = _views.stream_handle(stream), stream
-        v = _view(a, ordinal, handle, is_copy=bool(copy))
-        v.use_on(handle, keep)
-        return adapter.array_of(v)
-    finally:
-        _core.make_current(context)
+    consumer = None
+    if ordinal is not None:
+        consumer = adapter.current_stream if stream is None else _given(stream)
+    return _core.export_array(
+        _compat.export_dlpack, a, ordinal, consumer, adapter.array_of, not copy
+    )
+
+
+def _as_view(a: Any, ordinal: int | None, copy: bool | None, stream: Any) -> _core.View:
+    if copy:
+        a = _copy_of(a)
+    consumer = None if stream is None else _given(stream)
+    view: _core.View = _core.export_array(
+        _compat.export_dlpack, a, ordinal, consumer, None, not copy
+    )
+    return view
 
 
 @keeps_current_device
-def _as_view(a: Any, copy: bool | None, stream: Any) -> _core.View:
-    ordinal = _ordinal_of(a, "to_external")
-    if copy:
-        a = _copy_of(a)
-    consumer = None if stream is None else _views.stream_handle(stream)
-    v = _view(a, ordinal, consumer, is_copy=bool(copy))
-    if consumer is not None and ordinal is not None:
-        v.use_on(consumer, stream)
-    return v
+def _given(stream: Any) -> tuple[int, Any]:
+    """The handle of a consumer's stream, and what keeps it."""
+    return _views.stream_handle(stream), stream
 
 
 @keeps_current_device
@@ -249,7 +232,8 @@ def _copied(
         options["stream"] = 1 if stream is None else stream
     with jax.ensure_compile_time_eval():  # also while something is traced
         capsule = array.__dlpack__(**options)
-    return _core.view_of_capsule(capsule, None, False, None, True)
+    copied: _core.View = _core.export_array(lambda *_: capsule, None, None, None, None, False)
+    return copied
 
 
 _core.set_view_copier(_copied_view)

@@ -358,6 +358,16 @@ void bind_view(nb::module_& m) {
           "there.")
       .def_prop_ro("readonly", [](const view& v) { return v.array.readonly; })
       .def_prop_ro(
+          "parts",
+          [](const view& v) {
+            const memory::array& a = usable(v).array;
+            return nb::make_tuple(a.address(), a.size_bytes(), a.ordinal, v.shape, v.numpy_dtype,
+                                  is_compact(a.layout()) ? nb::none() : strides_tuple(v));
+          },
+          nb::sig("def parts(self) -> tuple[int, int, int, tuple[int, ...], "
+                  "numpy.dtype[typing.Any], tuple[int, ...] | None]"),
+          "(pointer, nbytes, ordinal, shape, dtype, strides; None: compact), all at once.")
+      .def_prop_ro(
           "owner", [](const view& v) { return v.owner.is_valid() ? v.owner : nb::none(); },
           nb::sig("def owner(self) -> typing.Any"),
           "The object that is kept alive for the memory; None where there is none to be seen.")
@@ -374,20 +384,6 @@ void bind_view(nb::module_& m) {
           "Later uses raise ValueError. The owner goes with this object, which arrays that were "
           "made "
           "of it keep: their memory stays.")
-      .def(
-          "use_on",
-          [](view& v, std::uintptr_t stream, nb::object consumer) {
-            order_after(usable(v), stream_ref(reinterpret_cast<void*>(stream)));
-            // The stream of a thread is another one where the view ends on another thread: the
-            // legacy one waits for all of these.
-            constexpr std::uintptr_t of_this_thread = 2;
-            v.used_on = stream == of_this_thread ? stream_ref::legacy_default()
-                                                 : stream_ref(reinterpret_cast<void*>(stream));
-            v.consumer = std::move(consumer);
-          },
-          nb::arg("stream"), nb::arg("keep").none(),
-          "Orders the stream after the content, and at the end the owner's release after the "
-          "stream. `keep` lives as long as the stream is needed.")
       .def_prop_ro("__array_interface__", &cpu_interface,
                    nb::sig("def __array_interface__(self) -> dict[str, typing.Any]"))
       .def_prop_ro("__cuda_array_interface__", &cuda_interface,

@@ -5,7 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "core/cuda/context.hpp"
+#include "core/cuda/export_stream.hpp"
 #include "core/cuda/pointer.hpp"
+#include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "core/memory/array_interface.hpp"
 #include "core/memory/dlpack_export.hpp"
@@ -232,17 +235,19 @@ nb::object view_of_memory(nb::handle pointer, nb::handle shape, nb::handle dtype
   return make_view(std::move(v));
 }
 
+memory::array described(const memory::dlpack_tensor& tensor) {
+  result<memory::array> got = tensor.describe();
+  if (!got.ok()) raise(got.error());
+  return std::move(got).value();
+}
+
 nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle readonly,
-                           nb::object owner, bool is_trusted) {
+                           nb::object owner) {
   view v;
   v.tensor = take_tensor(capsule);
-  // JAX's has nothing left to do, and would raise an error to find that out.
-  if (is_trusted) static_cast<void>(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
-  result<memory::array> got = v.tensor.describe();
-  if (!got.ok()) raise(got.error());
-  v.array = std::move(got).value();
+  v.array = described(v.tensor);
   if (memory::is_on_device(v.array.kind)) {
-    if (!is_trusted && !is_empty(v.array.shape)) place_on_device(v.array);
+    if (!is_empty(v.array.shape)) place_on_device(v.array);
     if (!stream.is_none()) {
       v.stream = of_any_thread(stream_ref(reinterpret_cast<void*>(as_address(stream, "stream"))));
     }
@@ -250,6 +255,73 @@ nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle rea
   if (!readonly.is_none()) v.array.readonly = nb::cast<bool>(readonly);
   v.owner = std::move(owner);
   return make_view(std::move(v));
+}
+
+// ---- from JAX
+// ------------------------------------------------------------------------------------
+
+// The stream of a consumer, and what keeps it.
+struct consumer {
+  stream_ref stream;
+  nb::object keep;
+};
+
+// (handle, what keeps it), or a function of the ordinal that returns that; None: no consumer.
+std::optional<consumer> consumer_of(nb::handle given, int ordinal) {
+  if (given.is_none()) return std::nullopt;
+  const nb::object pair = nb::isinstance<nb::tuple>(given) ? nb::borrow(given) : given(ordinal);
+  if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2) {
+    throw nb::type_error("expected a stream's handle and what keeps it");
+  }
+  return consumer{stream_ref(reinterpret_cast<void*>(as_address(pair[0], "stream"))), pair[1]};
+}
+
+// Where an array of JAX is made ready: on the consumer's stream, or on one of ours. Nothing: the
+// host is to wait, since a captured stream cannot wait for what is outside of its graph. Called
+// with the device's context current.
+result<std::optional<stream_ref>> ready_stream(int ordinal, std::optional<stream_ref> wanted) {
+  if (!wanted) {
+    const result<stream_ref> ours = cuda::export_stream(ordinal);
+    if (!ours.ok()) return ours.error();
+    wanted = ours.value();
+  }
+  if (cuda::is_capturing(*wanted)) return std::optional<stream_ref>();
+  return wanted;
+}
+
+nb::object export_array(nb::handle exporter, nb::object array, std::optional<int> ordinal,
+                        nb::handle stream, nb::handle make, bool readonly) {
+  // The exporter, and the consumer's library, may make another device current: the last to end.
+  std::optional<cuda::context_scope> on_device;
+  std::optional<consumer> used_by;
+  view v;
+  if (ordinal) {
+    // With the GIL: JAX has the context already, and none of these calls waits for the device.
+    result<cuda::context_scope> entered = cuda::context_scope::enter(*ordinal);
+    if (!entered.ok()) throw std::runtime_error(entered.error().message());
+    on_device.emplace(std::move(entered).value());
+    used_by = consumer_of(stream, *ordinal);
+    const result<std::optional<stream_ref>> ready =
+        ready_stream(*ordinal, used_by ? std::optional(used_by->stream) : std::nullopt);
+    if (!ready.ok()) throw std::runtime_error(ready.error().message());
+    v.stream = ready.value();
+  }
+  const nb::object waiting = v.stream ? nb::object(nb::int_(stream_to(*v.stream))) : nb::none();
+  if (v.stream) v.stream = of_any_thread(*v.stream);
+  const nb::object capsule = exporter(array, waiting);
+  v.tensor = take_tensor(capsule);
+  // JAX's has nothing left to do, and would raise an error to find that out.
+  static_cast<void>(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
+  v.array = described(v.tensor);
+  v.array.readonly = readonly;
+  v.owner = std::move(array);
+  const nb::object out = make_view(std::move(v));
+  if (used_by) {
+    view& made = nb::cast<view&>(out);
+    made.used_on = of_any_thread(used_by->stream);
+    made.consumer = std::move(used_by->keep);
+  }
+  return make.is_none() ? out : make(out);
 }
 
 // ---- to JAX
@@ -323,13 +395,27 @@ void bind_view_sources(nb::module_& m) {
         nb::sig("def view_of_interface(fields: dict[str, typing.Any], owner: object, dtype: "
                 "numpy.dtype[typing.Any] | None, on_cuda: bool) -> View"),
         "Of an array interface's dictionary; a dtype goes before its typestr.");
+  m.def("view_of_capsule", &view_of_capsule, nb::arg("capsule"), nb::arg("stream").none(),
+        nb::arg("readonly").none(), nb::arg("owner").none(),
+        nb::sig("def view_of_capsule(capsule: typing.Any, stream: int | None, readonly: bool | "
+                "None, owner: object) -> View"),
+        "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver "
+        "is asked who owns the memory.");
   m.def(
-      "view_of_capsule", &view_of_capsule, nb::arg("capsule"), nb::arg("stream").none(),
-      nb::arg("readonly").none(), nb::arg("owner").none(), nb::arg("is_trusted") = false,
-      nb::sig("def view_of_capsule(capsule: typing.Any, stream: int | None, readonly: bool | "
-              "None, owner: object, is_trusted: bool = False) -> View"),
-      "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is "
-      "asked who owns the memory, unless the producer is trusted.");
+      "export_array", &export_array, nb::arg("exporter"), nb::arg("array").none(),
+      nb::arg("ordinal").none(), nb::arg("stream").none(), nb::arg("make").none(),
+      nb::arg("readonly"),
+      nb::sig("def export_array(exporter: collections.abc.Callable[[typing.Any, int | None], "
+              "typing.Any], array: typing.Any, ordinal: int | None, stream: tuple[int, object] "
+              "| collections.abc.Callable[[int], tuple[int, object]] | None, make: "
+              "collections.abc.Callable[[View], typing.Any] | None, readonly: bool) -> "
+              "typing.Any"),
+      "A view of an array of JAX, or what `make` makes of it. `exporter(array, stream)` returns "
+      "a DLPack capsule that is ready on a stream, by DLPack's number, or (None) when it returns. "
+      "`ordinal`: of the CUDA device that has the array; it is current meanwhile, and what was "
+      "so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what "
+      "returns that for the ordinal; the memory is JAX's again when it is past what it has at "
+      "the view's end. None: no consumer is known, and the view is ready on a stream of ours.");
   m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),
         nb::arg("as_device"),
         nb::sig("def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> "

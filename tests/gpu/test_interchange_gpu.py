@@ -464,7 +464,8 @@ def test_the_legacy_stream_is_not_past_what_it_waits_for(kind):
 
     base, _, owner = blocks(np.dtype("f4"))
     v = jaxbridge.buffer(base.data.ptr, base.shape, "f4", "cuda", owner=base)
-    v.use_on(0, None)
+    ready = lambda v, _: v.__dlpack__(stream=-1)
+    v = jaxbridge._core.export_array(ready, v, 0, (0, None), None, False)
     started, ended = threading.Event(), threading.Event()
     thread = threading.Thread(target=work)
     thread.start()

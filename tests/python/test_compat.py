@@ -813,7 +813,7 @@ def test_export_dlpack_holds_the_memory():
     capsule = _compat.export_dlpack(x, None)
     address = x.unsafe_buffer_pointer()
     x.delete()
-    v = _core.view_of_capsule(capsule, None, True, None, True)
+    v = _core.view_of_capsule(capsule, None, True, None)
     assert v.pointer == address
     np.testing.assert_array_equal(np.asarray(v), np.arange(4.0))
 

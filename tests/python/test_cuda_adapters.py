@@ -327,15 +327,17 @@ def test_torch_scope(monkeypatch: pytest.MonkeyPatch, ordinal: int, leaves: str)
     def set_device(ordinal: int) -> None:
         state.device = ordinal
 
-    for name, value in {
-        "current_device": lambda: state.device,
-        "current_stream": lambda ordinal: state.streams[ordinal],
-        "set_stream": set_stream,
-        "set_device": set_device,
-        "ExternalStream": lambda stream, device: f"external {stream} {device}",
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    sys.modules["jaxbridge._adapters.torch"]._streams.clear()
+    module = sys.modules["jaxbridge._adapters.torch"]
+    for of, name, value in [
+        (module, "_current_device", lambda: state.device),
+        (module, "_stream_on", lambda ordinal: (state.streams[ordinal],)),
+        (module, "_set_stream", set_stream),
+        (module, "_as_set", lambda stream: (stream,)),
+        (torch.cuda, "set_device", set_device),
+        (torch.cuda, "ExternalStream", lambda stream, device: f"external {stream} {device}"),
+    ]:
+        monkeypatch.setattr(of, name, value)
+    module._streams.clear()
 
     def call() -> None:
         with adapter.scope("cuda", ordinal, 77):
@@ -351,7 +353,7 @@ def test_torch_scope(monkeypatch: pytest.MonkeyPatch, ordinal: int, leaves: str)
     with pytest.raises(KeyError) if leaves == "exception" else contextlib.nullcontext():
         call()
     assert state == types.SimpleNamespace(device=0, streams=["default 0", "own 1"])
-    sys.modules["jaxbridge._adapters.torch"]._streams.clear()
+    module._streams.clear()
 
 
 def test_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

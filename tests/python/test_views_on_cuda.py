@@ -145,7 +145,7 @@ def test_an_owner_goes_after_the_last_use():
     stream, owner = pending(), Owner()
     dead = weakref.ref(owner)
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
-    v.use_on(stream, object())
+    v = for_consumer(v, stream, object())
     del owner, v
     assert dead() is not None and _core.release_unused() == 1
     fake.hold(stream, 0)
@@ -176,7 +176,7 @@ def test_an_owner_goes_after_the_last_use():
 
     # The stream of a thread is looked for on any thread: the legacy one stands for it.
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1")
-    v.use_on(2, None)
+    v = for_consumer(v, 2)
     fake.clear_calls()
     del v
     assert [a[0] for n, a in fake.calls() if n == "cuStreamQuery"] == [0]
@@ -184,7 +184,7 @@ def test_an_owner_goes_after_the_last_use():
     # At the end of the process: left where it is.
     stream, owner = pending(), Owner()
     v = jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1", owner=owner)
-    v.use_on(stream, object())
+    v = for_consumer(v, stream, object())
     """)
 
 

@@ -32,6 +32,11 @@ def raises(kind, text, use):
         return
     raise AssertionError(f"no {kind}")
 
+def for_consumer(v, stream, keep=None):
+    # As an array of JAX's on device 1 goes to a consumer with that stream.
+    ready = lambda v, _: v.__dlpack__(stream=-1)
+    return _core.export_array(ready, v, 1, (stream, keep), None, False)
+
 def waits():
     # (stream that waits, stream that it waits for): an event is used again and again.
     recorded, out = {}, []
@@ -76,7 +81,7 @@ imports = []
 
 def import_dlpack(capsule, device, stream, kind, *, writable):
     imports.append((device, stream, kind))
-    return Array(_core.view_of_capsule(capsule, None, None, None, True))
+    return Array(_core.export_array(lambda *_: capsule, None, None, None, None, False))
 
 _compat.cuda_device = lambda ordinal: {1: device}[ordinal]
 _compat.import_stream = lambda d: jaxs

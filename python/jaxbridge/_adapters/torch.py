@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _Tensor = torch.Tensor
 # Subclasses may stand for something else than memory, and say so when they are exported.
 _plain_tensors = frozenset([torch.Tensor, torch.nn.Parameter])
-_from_dlpack = torch.utils.dlpack.from_dlpack
+# Of a capsule: the public form first looks for what a capsule has not.
+_from_dlpack = getattr(torch._C, "_from_dlpack", torch.utils.dlpack.from_dlpack)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -79,10 +80,34 @@ def _view_as_bytes(buffer: "_core.Buffer") -> Any:
     return torch.as_tensor(array, device=device).view(dtype)
 
 
+# What torch's public functions call, to which they add objects and checks: three times as much.
+_has_quick_streams = all(
+    hasattr(torch._C, name)
+    for name in ("_cuda_getDevice", "_cuda_getCurrentStream", "_cuda_setStream")
+)
+if _has_quick_streams:
+    _current_device = torch._C._cuda_getDevice
+    _stream_on = torch._C._cuda_getCurrentStream
+    _set_stream = torch._C._cuda_setStream  # makes its device current, too
+
+    def _as_set(stream: Any) -> tuple[Any, ...]:
+        """A stream as `_stream_on` returns it, and `_set_stream` takes it apart."""
+        return stream.stream_id, stream.device_index, stream.device_type
+else:
+    _current_device = torch.cuda.current_device
+    _set_stream = torch.cuda.set_stream
+
+    def _stream_on(ordinal: int) -> tuple[Any, ...]:
+        return (torch.cuda.current_stream(ordinal),)
+
+    def _as_set(stream: Any) -> tuple[Any, ...]:
+        return (stream,)
+
+
 def _make_stream(ordinal: int, stream: int) -> Any:
     if stream == 0:
-        return torch.cuda.default_stream(ordinal)
-    return torch.cuda.ExternalStream(stream, device=ordinal)
+        return _as_set(torch.cuda.default_stream(ordinal))
+    return _as_set(torch.cuda.ExternalStream(stream, device=ordinal))
 
 
 _streams = StreamCache(_make_stream)
@@ -105,17 +130,17 @@ class _Scope:
 
     __slots__ = ("_device_before", "_ordinal", "_stream", "_stream_before")
 
-    def __init__(self, ordinal: int, stream: Any) -> None:
+    def __init__(self, ordinal: int, stream: tuple[Any, ...]) -> None:
         self._ordinal = ordinal
         self._stream = stream
 
     def __enter__(self) -> None:
-        self._device_before = torch.cuda.current_device()
-        self._stream_before = torch.cuda.current_stream(self._ordinal)
-        torch.cuda.set_stream(self._stream)  # makes its device current, too
+        self._device_before = _current_device()
+        self._stream_before = _stream_on(self._ordinal)
+        _set_stream(*self._stream)
 
     def __exit__(self, *exc: object) -> None:
-        torch.cuda.set_stream(self._stream_before)
+        _set_stream(*self._stream_before)
         if self._device_before != self._ordinal:
             torch.cuda.set_device(self._device_before)
 
