@@ -450,14 +450,10 @@ def import_dlpack(
     return _jaxlib.dlpack_managed_tensor_to_buffer(*args)
 
 
-def export_dlpack(array: jax.Array, stream: int | None) -> Any:
-    """A DLPack capsule of an array on one device; it keeps the memory, also against donation.
-
-    `stream` (1: the legacy default one) waits for the array; None: the host does. The public form does
-    the same at three times the cost.
-    """
-    # Not of the array itself: deleted while the capsule lives, it would end the process (0.12).
-    return _jaxlib.buffer_to_dlpack_managed_tensor(array.addressable_data(0), stream=stream)
+# Called with an array on one device and `stream=`: a DLPack capsule that keeps the memory, also against
+# donation, and for which that stream (1: the legacy default one) waits, or the host (None). The public form
+# does the same at three times the cost.
+export_dlpack: Any = _jaxlib.buffer_to_dlpack_managed_tensor
 
 
 def stream_waits(stream: int, array: jax.Array) -> None:

@@ -442,9 +442,11 @@ def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, own
     Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory.
     """
 
-def export_array(exporter: Callable[[Any, int | None], Any], array: Any, ordinal: int | None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None, make: Callable[[View], Any] | None, readonly: bool) -> Any:
+def exporter(exporter: Callable[..., Any], ordinal: int | None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None, make: Callable[[View], Any] | None, readonly: bool) -> Callable[[Any], Any]:
     """
-    A view of an array of JAX, or what `make` makes of it. `exporter(array, stream)` returns a DLPack capsule that is ready on a stream, by DLPack's number, or (None) when it returns. `ordinal`: of the CUDA device that has the array; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
+    A function that makes a view of an array of JAX, or what `make` makes of that.
+
+    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
     """
 
 def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> Any:

@@ -39,8 +39,10 @@ def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> An
 
     Raises:
         BufferError: with `copy=False`, why the memory cannot be shared (strides, alignment, read-only
-            memory, another device); else an element type, a device or an array that JAX cannot have.
-        TypeError: 64-bit data while JAX's 64-bit types are off; no array.
+            memory, another device); else elements of less than a byte, a device or an array that JAX
+            cannot have.
+        TypeError: 64-bit data while JAX's 64-bit types are off; a dtype of NumPy's that JAX does not have
+            (objects, texts, dates, fields), or another byte order; no array.
         ValueError: an impossible shape, stride or address.
         RuntimeError: JAX has no device for the memory.
     """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of JAX for others, without a copy where there need be none: `to_external`, `view`."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,30 +26,20 @@ def view(a: jax.Array) -> _core.View:
         TypeError: `a` is no array of JAX, or one that is being traced.
         BufferError: the array lies on several devices, or is of a packed type.
     """
-    return _as_view(a, _ordinal_of(a, "view"), None, None)
-
-
-def _ordinal_of(a: Any, what: str) -> int | None:
-    """The CUDA ordinal of the device that has an array; None: the host reaches it.
-
-    Raises:
-        TypeError, BufferError: as `view`.
-    """
-    if type(a) is not _compat.array_type:
-        _check(a, what)
-    ordinal = _ordinal_where(a.dtype, a.sharding)
-    if ordinal is _nowhere:
-        _check(a, what)
-    return ordinal
+    view: _core.View = _route(a, "view", "view").export(a)
+    return view
 
 
 _nowhere: Any = object()
+_array_type = _compat.array_type
 
 
-# This, and which adapter takes such arrays, takes longer to find than all the rest.
 @functools.lru_cache(256)
 def _ordinal_where(dtype: Any, sharding: Any) -> Any:
-    """Of arrays of this dtype and sharding; `_nowhere`: they have no plain memory in one place."""
+    """The CUDA ordinal of the device that has such arrays; None: the host reaches them.
+
+    `_nowhere`: they have no plain memory in one place.
+    """
     if not _views.is_plain(dtype) or len(sharding.device_set) > 1:
         return _nowhere
     (device,) = sharding.device_set
@@ -56,39 +48,88 @@ def _ordinal_where(dtype: Any, sharding: Any) -> Any:
     return int(device.local_hardware_id or 0)
 
 
-@functools.lru_cache(256)
-def _found_route(framework: str, dtype: Any, sharding: Any) -> tuple[Any, Any]:
-    """The adapter that takes arrays of this dtype and sharding, and their `_ordinal_where`.
+@dataclasses.dataclass(slots=True)
+class _Route:
+    """How arrays of one dtype and sharding go to one framework; "view": to whoever asks the view."""
 
-    No adapter: it has no arrays on their platform.
+    framework: str
+    dtype: Any
+    sharding: Any
+    ordinal: Any  # see _ordinal_where
+    adapter: Any  # None: "view"
+    # Of what is neither copied nor has a stream given; None: the framework has no arrays where these are.
+    export: Any
+
+
+def _exporter(
+    adapter: Any, sharding: Any, ordinal: int | None, stream: Any, *, readonly: bool = True
+) -> Callable[[Any], Any]:
+    make = None
+    if adapter is not None:
+        make = adapter.array_of if adapter.max_ndim >= 64 else _checking_ndim(adapter)
+    export = _core.exporter(_compat.export_dlpack, ordinal, stream, make, readonly)
+    (device,) = sharding.device_set
+    if ordinal is None and device.platform != "cpu":
+        return keeps_current_device(export)  # it does so itself where there is an ordinal
+    return export
+
+
+def _checking_ndim(adapter: Any) -> Callable[[_core.View], Any]:
+    """Its `array_of`, where it has fewer axes than a view can have."""
+
+    def array_of(view: _core.View) -> Any:
+        if view.ndim > adapter.max_ndim:
+            raise TypeError(
+                f'to_external: "{adapter.name}" has arrays of at most {adapter.max_ndim} axes, not '
+                f"{view.ndim}; reshape it first"
+            )
+        return adapter.array_of(view)
+
+    return array_of
+
+
+# What is found here takes longer to find than all the rest.
+@functools.lru_cache(256)
+def _found_route(framework: str, dtype: Any, sharding: Any) -> _Route:
+    adapter = None if framework == "view" else _adapters.get(framework)
+    ordinal = _ordinal_where(dtype, sharding)
+    export = None
+    if ordinal is not _nowhere:
+        platform = "cpu" if ordinal is None else "cuda"
+        if adapter is None:
+            export = _exporter(None, sharding, ordinal, None)
+        elif platform in adapter.platforms:
+            adapter.check_dtype(dtype, platform)
+            export = _exporter(adapter, sharding, ordinal, adapter.current_stream)
+    return _Route(framework, dtype, sharding, ordinal, adapter, export)
+
+
+# The last one. A sharding's hash is made in Python; the results of one program share theirs.
+_last_route = _Route("", None, None, _nowhere, None, None)  # of no array
+
+
+def _route(a: Any, framework: Any, what: str) -> _Route:
+    """How `a` goes to a framework.
 
     Raises:
-        ValueError, ImportError, TypeError: as `to_external`.
+        ValueError, ImportError, TypeError, BufferError: as `to_external`.
     """
-    adapter = _adapters.get(framework)
-    ordinal = _ordinal_where(dtype, sharding)
-    if ordinal is _nowhere:
-        return adapter, ordinal
-    platform = "cpu" if ordinal is None else "cuda"
-    if platform not in adapter.platforms:
-        return None, ordinal
-    adapter.check_dtype(dtype, platform)
-    return adapter, ordinal
-
-
-# What was asked last, and the answer. A sharding's hash is made in Python; the results of one program
-# share theirs.
-_last_route: tuple[Any, Any, Any, tuple[Any, Any]] = (None, None, None, (None, None))
-
-
-def _route(framework: Any, dtype: Any, sharding: Any) -> tuple[Any, Any]:
-    """As `_found_route`, of what was not asked last."""
     global _last_route
+    if type(a) is not _array_type:
+        _check(a, what)
+    last, dtype, sharding = _last_route, a.dtype, a.sharding
+    if last.framework is framework and last.dtype is dtype and last.sharding is sharding:
+        return last
     if not isinstance(framework, str):
         _adapters.get(framework)  # which raises
     found = _found_route(framework, dtype, sharding)
-    _last_route = (framework, dtype, sharding, found)
-    return found
+    if found.ordinal is _nowhere:
+        _check(a, what)
+    # With these very objects: of an equal sharding it was found before.
+    route = _Route(framework, dtype, sharding, found.ordinal, found.adapter, found.export)
+    if route.export is not None:
+        _last_route = route
+    return route
 
 
 def _check(a: Any, what: str) -> None:
@@ -124,54 +165,35 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
         BufferError: an array lies on several devices, or `copy=False` cannot be.
         RuntimeError: an array was deleted or donated.
     """
-    if type(a) is _compat.array_type or isinstance(a, jax.Array):
-        return _to_external(a, framework, copy, stream)
-    _views.checked_copy(copy)
-    if framework != "view":
-        _adapters.get(framework)
-    one = functools.partial(_to_external, framework=framework, copy=copy, stream=stream)
-    return _views.of_each("to_external", one, a)
+    if type(a) is _array_type and copy is None and stream is None:
+        last = _last_route
+        if last.framework is framework and last.dtype is a.dtype and last.sharding is a.sharding:
+            return last.export(a)
+    elif not isinstance(a, jax.Array):
+        _views.checked_copy(copy)
+        if framework != "view":
+            _adapters.get(framework)
+        one = functools.partial(_to_external, framework=framework, copy=copy, stream=stream)
+        return _views.of_each("to_external", one, a)
+    return _to_external(a, framework, copy, stream)
 
 
 def _to_external(a: Any, framework: str, copy: bool | None, stream: Any) -> Any:
-    if copy is not None:
-        copy = _views.checked_copy(copy)
-    if framework == "view":
-        return _as_view(a, _ordinal_of(a, "to_external"), copy, stream)
-    if type(a) is not _compat.array_type:
-        _check(a, "to_external")
-    last, dtype, sharding = _last_route, a.dtype, a.sharding
-    if last[0] is framework and last[1] is dtype and last[2] is sharding:
-        adapter, ordinal = last[3]
-    else:
-        adapter, ordinal = _route(framework, dtype, sharding)
-    if ordinal is _nowhere:
-        _check(a, "to_external")
-    if adapter is None:
-        return _elsewhere(a, framework, "cpu" if ordinal is None else "cuda", copy)
-    if a.ndim > adapter.max_ndim:
-        raise TypeError(
-            f'to_external: "{framework}" has arrays of at most {adapter.max_ndim} axes, not {a.ndim}; '
-            f"reshape it first"
-        )
+    copy = _views.checked_copy(copy)
+    route = _route(a, framework, "to_external")
+    if route.export is None:
+        return _elsewhere(a, framework, "cpu" if route.ordinal is None else "cuda", copy)
     if copy:
         a = _copy_of(a)
+    elif stream is None:
+        return route.export(a)
     consumer = None
-    if ordinal is not None:
-        consumer = adapter.current_stream if stream is None else _given(stream)
-    return _core.export_array(
-        _compat.export_dlpack, a, ordinal, consumer, adapter.array_of, not copy
-    )
-
-
-def _as_view(a: Any, ordinal: int | None, copy: bool | None, stream: Any) -> _core.View:
-    if copy:
-        a = _copy_of(a)
-    consumer = None if stream is None else _given(stream)
-    view: _core.View = _core.export_array(
-        _compat.export_dlpack, a, ordinal, consumer, None, not copy
-    )
-    return view
+    if stream is not None:
+        consumer = _given(stream)
+    elif route.adapter is not None:
+        consumer = route.adapter.current_stream
+    export = _exporter(route.adapter, route.sharding, route.ordinal, consumer, readonly=not copy)
+    return export(a)
 
 
 @keeps_current_device
@@ -226,14 +248,16 @@ def _copied(
 ) -> _core.View:
     options: dict[str, Any] = {"copy": True}
     if dl_device is not None:
+        on_cuda = dl_device[0] != 1  # kDLCPU
+        if on_cuda and "cuda" not in _compat.local_platforms():
+            raise BufferError(f"dl_device={dl_device}: JAX has no such device in this process")
         kind = type(array.__dlpack_device__()[0])
         options["dl_device"] = (kind(dl_device[0]), dl_device[1])
     if platform == "cuda":
         options["stream"] = 1 if stream is None else stream
     with jax.ensure_compile_time_eval():  # also while something is traced
         capsule = array.__dlpack__(**options)
-    copied: _core.View = _core.export_array(lambda *_: capsule, None, None, None, None, False)
-    return copied
+    return _core.view_of_capsule(capsule, None, False, None)
 
 
 _core.set_view_copier(_copied_view)

@@ -41,7 +41,7 @@ _pinned_kind = 3
 
 def buffer(
     pointer: int,
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     dtype: Any,
     device: Any,
     *,
@@ -54,7 +54,7 @@ def buffer(
 
     Args:
         pointer: address of the first element.
-        shape: extents.
+        shape: extents, or the one extent.
         dtype: anything that NumPy or ml_dtypes has a dtype for, of whole bytes.
         device: "cpu", "cuda", "cuda:1", or a `jax.Device`.
         strides: in bytes, one for each extent; None: dense and row-major.
@@ -68,14 +68,20 @@ def buffer(
         A view, with DLPack, the array interfaces and the buffer protocol.
 
     Raises:
-        TypeError: JAX has no arrays of that dtype.
+        TypeError: JAX has no arrays of that dtype; `pointer` is no number.
         ValueError: the shape, the strides or the address are impossible, or the driver says that the
             address is not on that device.
     """
     platform, ordinal = _platform_and_ordinal(device)
+    try:
+        pointer = operator.index(pointer)
+    except TypeError:
+        raise TypeError(
+            f"buffer: pointer is {pointer!r}; expected the address of the first element, a number"
+        ) from None
     return _core.view_of_memory(
         pointer,
-        tuple(shape),
+        _extents("buffer", shape),
         np.dtype(dtype),
         platform,
         ordinal,
@@ -91,15 +97,25 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
 
     Its content is not set. About three quarters of the arrays that NumPy makes are not aligned so.
     """
-    given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    extents = tuple(map(operator.index, given))
+    extents = _extents("empty", shape)
     if any(n < 0 for n in extents):
         raise ValueError(f"empty: the shape {extents} has a negative length")
     dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"empty: dtype {dtype}: JAX has no arrays of Python objects")
     nbytes = math.prod(extents) * dtype.itemsize
     memory = np.empty(nbytes + cpu_alignment, np.uint8)
     start = -memory.ctypes.data % cpu_alignment
     return memory[start : start + nbytes].view(dtype).reshape(extents)
+
+
+def _extents(what: str, shape: Any) -> tuple[int, ...]:
+    """A shape, or the length of one axis."""
+    try:
+        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"{what}: shape is {shape!r}; expected lengths") from None
 
 
 def pointer(a: Any) -> int:

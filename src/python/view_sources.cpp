@@ -29,6 +29,20 @@ using memory::memory_kind;
   throw nb::value_error(s.message().c_str());
 }
 
+[[noreturn]] void no_such_dtype(nb::handle dtype) {
+  const std::string text = nb::cast<std::string>(nb::str(dtype));
+  const nb::object native = dtype.attr("newbyteorder")("=");
+  if (dtype_of_numpy(native) != jaxbridge::dtype::invalid) {
+    throw nb::type_error(("dtype " + text +
+                          " has the bytes of a number in another order than this machine; convert "
+                          "it first, with x.astype(x.dtype.newbyteorder(\"=\"))")
+                             .c_str());
+  }
+  throw nb::type_error(("JAX has no arrays of dtype " + text +
+                        "; convert it first, with x.astype(...) to a dtype that JAX has")
+                           .c_str());
+}
+
 std::int64_t as_int(nb::handle number, const char* what) {
   // NumPy's integers too.
   PyObject* const index = PyNumber_Index(number.ptr());
@@ -166,12 +180,7 @@ nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handl
   } else {
     // It says more than the text, where ml_dtypes' types are raw bytes.
     v.array.dtype = dtype_of_numpy(dtype);
-    if (v.array.dtype == jaxbridge::dtype::invalid) {
-      throw nb::type_error(("JAX has no arrays of dtype " + nb::cast<std::string>(nb::str(dtype)) +
-                            ", or not in this byte order; convert it first, with x.astype(...) "
-                            "to a dtype that JAX has")
-                               .c_str());
-    }
+    if (v.array.dtype == jaxbridge::dtype::invalid) no_such_dtype(dtype);
     v.array.shape = extents;
     if (in.strides) {
       v.array.strides = steps;
@@ -202,11 +211,7 @@ nb::object view_of_memory(nb::handle pointer, nb::handle shape, nb::handle dtype
                           nb::handle stream, bool readonly, nb::object owner) {
   view v;
   v.array.dtype = dtype_of_numpy(dtype);
-  if (v.array.dtype == jaxbridge::dtype::invalid) {
-    throw nb::type_error(("JAX has no arrays of dtype " + nb::cast<std::string>(nb::str(dtype)) +
-                          ", or not in this byte order")
-                             .c_str());
-  }
+  if (v.array.dtype == jaxbridge::dtype::invalid) no_such_dtype(dtype);
   v.array.data = reinterpret_cast<void*>(as_address(pointer, "pointer"));
   v.array.shape = as_ints(shape, "shape");
   v.array.readonly = readonly;
@@ -289,31 +294,54 @@ result<std::optional<stream_ref>> ready_stream(int ordinal, std::optional<stream
   return wanted;
 }
 
-nb::object export_array(nb::handle exporter, nb::object array, std::optional<int> ordinal,
-                        nb::handle stream, nb::handle make, bool readonly) {
+// How arrays of JAX of one kind, on one device, become a library's.
+struct way_out {
+  nb::object exporter;         // jaxlib's: (array on one device, *, stream) -> capsule
+  std::optional<int> ordinal;  // of a CUDA device
+  nb::object stream;           // see consumer_of()
+  nb::object make;             // of a view; None: the view is it
+  bool readonly = true;
+};
+
+// `exporter(array.addressable_data(0), stream=stream)`. Not of the array itself: deleted while the
+// capsule lives, it would end the process (jaxlib 0.12).
+nb::object exported(const way_out& way, nb::handle array, nb::handle stream) {
+  static PyObject* const part_of = PyUnicode_InternFromString("addressable_data");
+  static PyObject* const zero = PyLong_FromLong(0);
+  static PyObject* const keywords = Py_BuildValue("(s)", "stream");
+  PyObject* const arguments[] = {array.ptr(), zero};
+  const nb::object part = nb::steal(PyObject_VectorcallMethod(part_of, arguments, 2, nullptr));
+  if (!part.is_valid()) throw nb::python_error();
+  PyObject* const given[] = {part.ptr(), stream.ptr()};
+  const nb::object capsule = nb::steal(PyObject_Vectorcall(way.exporter.ptr(), given, 1, keywords));
+  if (!capsule.is_valid()) throw nb::python_error();
+  return capsule;
+}
+
+nb::object export_array(const way_out& way, nb::object array) {
   // The exporter, and the consumer's library, may make another device current: the last to end.
   std::optional<cuda::context_scope> on_device;
   std::optional<consumer> used_by;
   view v;
-  if (ordinal) {
+  if (way.ordinal) {
     // With the GIL: JAX has the context already, and none of these calls waits for the device.
-    result<cuda::context_scope> entered = cuda::context_scope::enter(*ordinal);
+    result<cuda::context_scope> entered = cuda::context_scope::enter(*way.ordinal);
     if (!entered.ok()) throw std::runtime_error(entered.error().message());
     on_device.emplace(std::move(entered).value());
-    used_by = consumer_of(stream, *ordinal);
+    used_by = consumer_of(way.stream, *way.ordinal);
     const result<std::optional<stream_ref>> ready =
-        ready_stream(*ordinal, used_by ? std::optional(used_by->stream) : std::nullopt);
+        ready_stream(*way.ordinal, used_by ? std::optional(used_by->stream) : std::nullopt);
     if (!ready.ok()) throw std::runtime_error(ready.error().message());
     v.stream = ready.value();
   }
   const nb::object waiting = v.stream ? nb::object(nb::int_(stream_to(*v.stream))) : nb::none();
   if (v.stream) v.stream = of_any_thread(*v.stream);
-  const nb::object capsule = exporter(array, waiting);
+  const nb::object capsule = exported(way, array, waiting);
   v.tensor = take_tensor(capsule);
   // JAX's has nothing left to do, and would raise an error to find that out.
   static_cast<void>(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
   v.array = described(v.tensor);
-  v.array.readonly = readonly;
+  v.array.readonly = way.readonly;
   v.owner = std::move(array);
   const nb::object out = make_view(std::move(v));
   if (used_by) {
@@ -321,7 +349,7 @@ nb::object export_array(nb::handle exporter, nb::object array, std::optional<int
     made.used_on = of_any_thread(used_by->stream);
     made.consumer = std::move(used_by->keep);
   }
-  return make.is_none() ? out : make(out);
+  return way.make.is_none() ? out : way.make(out);
 }
 
 // ---- to JAX
@@ -395,27 +423,34 @@ void bind_view_sources(nb::module_& m) {
         nb::sig("def view_of_interface(fields: dict[str, typing.Any], owner: object, dtype: "
                 "numpy.dtype[typing.Any] | None, on_cuda: bool) -> View"),
         "Of an array interface's dictionary; a dtype goes before its typestr.");
-  m.def("view_of_capsule", &view_of_capsule, nb::arg("capsule"), nb::arg("stream").none(),
+  m.def("view_of_capsule", &view_of_capsule, nb::arg("capsule").none(), nb::arg("stream").none(),
         nb::arg("readonly").none(), nb::arg("owner").none(),
         nb::sig("def view_of_capsule(capsule: typing.Any, stream: int | None, readonly: bool | "
                 "None, owner: object) -> View"),
         "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver "
         "is asked who owns the memory.");
   m.def(
-      "export_array", &export_array, nb::arg("exporter"), nb::arg("array").none(),
-      nb::arg("ordinal").none(), nb::arg("stream").none(), nb::arg("make").none(),
-      nb::arg("readonly"),
-      nb::sig("def export_array(exporter: collections.abc.Callable[[typing.Any, int | None], "
-              "typing.Any], array: typing.Any, ordinal: int | None, stream: tuple[int, object] "
-              "| collections.abc.Callable[[int], tuple[int, object]] | None, make: "
-              "collections.abc.Callable[[View], typing.Any] | None, readonly: bool) -> "
-              "typing.Any"),
-      "A view of an array of JAX, or what `make` makes of it. `exporter(array, stream)` returns "
-      "a DLPack capsule that is ready on a stream, by DLPack's number, or (None) when it returns. "
-      "`ordinal`: of the CUDA device that has the array; it is current meanwhile, and what was "
-      "so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what "
-      "returns that for the ordinal; the memory is JAX's again when it is past what it has at "
-      "the view's end. None: no consumer is known, and the view is ready on a stream of ours.");
+      "exporter",
+      [](nb::object exporter, std::optional<int> ordinal, nb::object stream, nb::object make,
+         bool readonly) {
+        return nb::cpp_function([way = way_out{std::move(exporter), ordinal, std::move(stream),
+                                               std::move(make), readonly}](nb::object array) {
+          return export_array(way, std::move(array));
+        });
+      },
+      nb::arg("exporter"), nb::arg("ordinal").none(), nb::arg("stream").none(),
+      nb::arg("make").none(), nb::arg("readonly"),
+      nb::sig("def exporter(exporter: collections.abc.Callable[..., typing.Any], ordinal: int | "
+              "None, stream: tuple[int, object] | collections.abc.Callable[[int], tuple[int, "
+              "object]] | None, make: collections.abc.Callable[[View], typing.Any] | None, "
+              "readonly: bool) -> collections.abc.Callable[[typing.Any], typing.Any]"),
+      "A function that makes a view of an array of JAX, or what `make` makes of that.\n\n"
+      "`exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a "
+      "stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the "
+      "arrays; it is current meanwhile, and what was so before at the end. `stream`: the "
+      "consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory "
+      "is JAX's again when it is past what it has at the view's end. None: no consumer is known, "
+      "and the view is ready on a stream of ours.");
   m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),
         nb::arg("as_device"),
         nb::sig("def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> "

@@ -464,8 +464,9 @@ def test_the_legacy_stream_is_not_past_what_it_waits_for(kind):
 
     base, _, owner = blocks(np.dtype("f4"))
     v = jaxbridge.buffer(base.data.ptr, base.shape, "f4", "cuda", owner=base)
-    ready = lambda v, _: v.__dlpack__(stream=-1)
-    v = jaxbridge._core.export_array(ready, v, 0, (0, None), None, False)
+    capsules = [v.__dlpack__(stream=-1)]
+    exporter = _core.exporter(lambda *_, **__: capsules.pop(), 0, (0, None), None, False)
+    v = exporter(jnp.zeros(1))
     started, ended = threading.Event(), threading.Event()
     thread = threading.Thread(target=work)
     thread.start()

@@ -144,7 +144,9 @@ def test_B09_wide_arrays_with_x64_on(dtype, x64):
 @pytest.mark.parametrize("dtype", [">f4", "M8[s]", "S3", "O", "f4,i4", "f16"])
 def test_what_jax_has_no_arrays_of(dtype):
     source = np.zeros(4, dtype)
-    with pytest.raises(TypeError, match="JAX has no arrays of dtype"):
+    with pytest.raises(
+        TypeError, match="JAX has no arrays of dtype|in another order than this machine"
+    ):
         jaxbridge.from_external(source)
 
 

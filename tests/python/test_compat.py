@@ -810,7 +810,7 @@ def test_whether_something_is_traced():
 
 def test_export_dlpack_holds_the_memory():
     x = jnp.arange(4.0)
-    capsule = _compat.export_dlpack(x, None)
+    capsule = _compat.export_dlpack(x.addressable_data(0), stream=None)
     address = x.unsafe_buffer_pointer()
     x.delete()
     v = _core.view_of_capsule(capsule, None, True, None)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxbridge
 from interchange import LAYOUTS, Only, dtype_of, is_dead, memory, same_bits
-from jaxbridge import _core, _from_external, _imports, _views
+from jaxbridge import _compat, _core, _from_external, _imports, _to_external, _views
 
 # ---- trees ---------------------------------------------------------------------------------------
 
@@ -198,13 +198,13 @@ def test_what_a_buffer_says():
     "change, error, text",
     [
         ({"dtype": "float4"}, TypeError, "float4"),
-        ({"dtype": ">f4"}, TypeError, "no arrays of dtype"),
+        ({"dtype": ">f4"}, TypeError, "another order"),
         ({"shape": (-1,)}, ValueError, "negative extent"),
         ({"shape": (2**62,)}, ValueError, "more bytes"),
         ({"strides": (4, 4)}, ValueError, "2 strides"),
         ({"pointer": 0}, ValueError, "address is null"),
         ({"pointer": -1}, ValueError, "no address"),
-        ({"pointer": "x"}, TypeError, "expected an address"),
+        ({"pointer": "x"}, TypeError, "expected the address"),
         ({"device": "gpu"}, ValueError, "'gpu'"),
         ({"device": "cuda:x"}, ValueError, "cuda:x"),
         ({"device": "cuda", "stream": object()}, TypeError, "stream object"),
@@ -536,3 +536,45 @@ def test_a_tensor_that_is_given_other_memory(needs):
     others = [torch.full((1 << 16,), 7.0) for _ in range(4)]
     assert float(array.sum()) == 3 * (1 << 16)
     del others
+
+
+def test_arrays_of_one_kind_go_one_way(monkeypatch):
+    """What was found for the last array is used for the next, whose sharding is another object."""
+    first, second = jnp.arange(3.0), jax.device_put(np.ones(4, np.float32))
+    for a in (first, second):
+        jaxbridge.to_external(a, "numpy")
+        before = _to_external._found_route.cache_info()
+        np.testing.assert_array_equal(jaxbridge.to_external(a, "numpy"), np.asarray(a))
+        assert _to_external._found_route.cache_info() == before
+    view = jaxbridge.view(first)
+    assert isinstance(view, _core.View) and view.owner is first and view.readonly
+
+
+def test_what_has_more_axes_than_a_view():
+    a = jnp.ones((1,) * 65)
+    for use in (jaxbridge.view, lambda a: jaxbridge.to_external(a, "numpy")):
+        with pytest.raises(ValueError, match="an array of 65 axes; expected 0 to 64"):
+            use(a)
+
+
+def test_errors_say_what_was_given():
+    for shape, what in ((None, "shape is None"), ("ab", "shape is 'ab'"), ((1, 2.5), "2.5")):
+        with pytest.raises(TypeError, match=what):
+            jaxbridge.empty(shape, np.float32)
+        with pytest.raises(TypeError, match=what):
+            jaxbridge.buffer(64, shape, "f4", "cpu")
+    with pytest.raises(TypeError, match="pointer is '0x10'; expected the address"):
+        jaxbridge.buffer("0x10", 3, "f4", "cpu")
+    with pytest.raises(TypeError, match="Python objects"):
+        jaxbridge.empty(3, object)
+    with pytest.raises(TypeError, match="dtype >f4 has the bytes of a number in another order"):
+        jaxbridge.from_external(np.zeros(2, ">f4"))
+    with pytest.raises(TypeError, match="JAX has no arrays of dtype object; convert it"):
+        jaxbridge.from_external(np.array([None]))
+    with pytest.raises(TypeError, match="stream: expected a handle or a stream object"):
+        jaxbridge.to_external(jnp.ones(3), "numpy", stream="s")
+    if "cuda" not in _compat.local_platforms():
+        with pytest.raises(BufferError, match="JAX has no such device in this process"):
+            jaxbridge.view(jnp.ones(3)).__dlpack__(dl_device=(2, 0))
+    block = jaxbridge.empty(4, np.float32)
+    assert jaxbridge.buffer(block.ctypes.data, 4, "f4", "cpu", owner=block).shape == (4,)

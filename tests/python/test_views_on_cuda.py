@@ -329,7 +329,7 @@ def test_the_way_out():
     run_with_fake(
         """
     exported = []
-    def export_dlpack(array, stream):
+    def export_dlpack(part, stream):
         exported.append(stream)
         return jaxbridge.buffer(block.ctypes.data, (24,), "f4", "cuda:1").__dlpack__(stream=-1)
     _compat.export_dlpack = export_dlpack

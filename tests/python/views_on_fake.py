@@ -32,10 +32,16 @@ def raises(kind, text, use):
         return
     raise AssertionError(f"no {kind}")
 
+class OnOneDevice:
+    def addressable_data(self, index):
+        return self
+
+def trusted_view(capsule, ordinal=None, consumer=None):
+    # As an array of JAX's goes out of which the export makes that capsule.
+    return _core.exporter(lambda _, stream: capsule, ordinal, consumer, None, False)(OnOneDevice())
+
 def for_consumer(v, stream, keep=None):
-    # As an array of JAX's on device 1 goes to a consumer with that stream.
-    ready = lambda v, _: v.__dlpack__(stream=-1)
-    return _core.export_array(ready, v, 1, (stream, keep), None, False)
+    return trusted_view(v.__dlpack__(stream=-1), 1, (stream, keep))
 
 def waits():
     # (stream that waits, stream that it waits for): an event is used again and again.
@@ -81,7 +87,7 @@ imports = []
 
 def import_dlpack(capsule, device, stream, kind, *, writable):
     imports.append((device, stream, kind))
-    return Array(_core.export_array(lambda *_: capsule, None, None, None, None, False))
+    return Array(trusted_view(capsule))
 
 _compat.cuda_device = lambda ordinal: {1: device}[ordinal]
 _compat.import_stream = lambda d: jaxs
