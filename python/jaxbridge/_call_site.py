@@ -160,7 +160,8 @@ class Stats:
         """What only grows."""
         with _registration_lock:
             total = collections.Counter(self._ended)
-            for registration in self.live:
+            # A list: a collection, which ends what is in cycles, may come meanwhile.
+            for registration in list(self.live):
                 total.update(_counts_of(registration))
         return {name: total[name] for name in _counted}
 
@@ -168,7 +169,7 @@ class Stats:
         """The totals since then, and how many lists of addresses are kept now."""
         counts = {name: n - since[name] for name, n in self.totals().items()}
         with _registration_lock:
-            kept = sum(r.target.kept for r in self.live)
+            kept = sum(r.target.kept for r in list(self.live))
         return {**counts, "cache_size": kept, "fallbacks": list(self._fallbacks)}
 
 

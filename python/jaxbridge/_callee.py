@@ -13,7 +13,7 @@ from ._options import default_frameworks, frameworks, per_platform, platforms
 # Named ones live as long as the process, so that a program from elsewhere finds them.
 named: dict[str, "Callee"] = {}
 
-# Callees that content can't tell apart share their registrations, and so their counts.
+# Callees that neither content nor options tell apart share their registrations, and so their counts.
 _counts: weakref.WeakValueDictionary[Any, Stats] = weakref.WeakValueDictionary()
 
 
@@ -41,7 +41,10 @@ class Callee:
     # For messages: what gives it a function for each platform, a name, a way to be batched.
     how_on_both = 'give one as call({"cpu": f, "cuda": g}, ...)'
     how_named = 'call(fn, ..., name="..."), or define it at the top level of a module'
-    how_batched = "give the Function vmap_method="
+    how_batched = (
+        "give the Function vmap_method= ('sequential' calls it once for each element; 'broadcast_all', "
+        "'expand_dims' and 'batched' pass whole batches), elementwise=True"
+    )
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Callee:
     ) -> None:
         any_fn = next(iter(fn.values()), None) if isinstance(fn, Mapping) else fn
         _options.check_name(name)
-        shown = name or _identity.default_name(any_fn)
+        shown = name or ("call" if any_fn is None else _identity.default_name(any_fn))
         self.functions: dict[str, Callable[..., Any]] = per_platform(fn, "the function", shown)
         for platform, f in self.functions.items():
             if not callable(f):
@@ -107,13 +110,27 @@ class Callee:
         self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
         # Whether content tells every function of it.
         self.is_told = all(map(_identity.is_told, identities.values()))
-        key = tuple(self.identities.items()), told.ids()
+        key = (*self.identities.items(), told.ids(), *self._told_by())
         counts = _counts.setdefault(key, Stats())
         # What was counted under another identity stays counted.
         so_far = self.stats() if self._witness is not None else {}
         self._counts_before = {n: t - so_far.get(n, 0) for n, t in counts.totals().items()}
         self.counts = counts
         self._witness = told  # last: another thread asks it whether all this is done
+
+    def _told_by(self) -> tuple[Any, ...]:
+        """What else than the functions is in the text of each call."""
+        o = self.options
+        frameworks = tuple(self.frameworks.items())
+        return (
+            frameworks,
+            o.out,
+            o.elementwise,
+            o.graph,
+            o.scratch,
+            self.name,
+            self.is_explicitly_named,
+        )
 
     @property
     def is_durable(self) -> bool:

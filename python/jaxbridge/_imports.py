@@ -164,8 +164,9 @@ _shared: dict[int, tuple[Any, list[weakref.ref[Import]]]] = {}
 
 def _remember(array: jax.Array, tickets: "list[weakref.ref[Import]]") -> None:
     key = id(array)
-    # The entry goes with the array, before another one can have its id.
-    _shared[key] = weakref.ref(array, lambda _: _shared.pop(key, None)), tickets
+    # The entry goes with the array, before another one can have its id. No Python runs for that, in which
+    # an interrupt would be lost.
+    _shared[key] = weakref.ref(array, functools.partial(_shared.pop, key)), tickets
 
 
 def joined(array: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:

@@ -2,6 +2,7 @@
 """Arrays of others that are imported for `inplace`, and the calls that use them."""
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -69,8 +70,8 @@ class Kept:
         self.extents = self.memory.extents
         self._object: Callable[[], Any]
         try:
-            # The entry goes with the array, before another one can have its id.
-            self._object = weakref.ref(x, lambda _: memories.pop(key, None))
+            # As in _imports._remember.
+            self._object = weakref.ref(x, functools.partial(memories.pop, key))
         except TypeError:
             self.lasts = False
             self._object = lambda: x

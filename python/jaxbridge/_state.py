@@ -15,9 +15,14 @@ class _Made:
     def __init__(self) -> None:
         # Held while it is made, by one thread: others that need this one wait.
         self.lock = threading.RLock()
-        self.is_being_made = False
+        self.maker: int | None = None  # the thread that makes it
         self.is_made = False
         self.value: Any = None
+
+
+# Which state each thread waits for that needs it to make another one.
+_waiting: dict[int, _Made] = {}
+_waiting_lock = threading.Lock()
 
 
 class States:
@@ -42,10 +47,31 @@ class States:
             return self._of_the_device(ordinal)
         if found is None:
             found = self._made.setdefault((ordinal, stream), _Made())
-        with found.lock:
+        self._wait_for(found)
+        try:
             if not found.is_made:
                 self._fill(found)
+        finally:
+            found.lock.release()
         return found.value
+
+    def _wait_for(self, made: _Made) -> None:
+        """Takes its lock; RuntimeError where who makes it waits, if only by others, for this thread."""
+        me = threading.get_ident()
+        with _waiting_lock:
+            at: _Made | None = made
+            while at is not None and at.maker is not None:
+                if at.maker == me:
+                    raise RuntimeError(
+                        f"{self._name}: making the state called the function that needs it"
+                    )
+                at = _waiting.get(at.maker)
+            _waiting[me] = made
+        try:
+            made.lock.acquire()
+        finally:
+            with _waiting_lock:
+                _waiting.pop(me, None)
 
     def _of_the_device(self, ordinal: int) -> Any:
         """XLA captures on a stream of its own, what it has run before on another one."""
@@ -58,9 +84,7 @@ class States:
         )
 
     def _fill(self, made: _Made) -> None:
-        if made.is_being_made:
-            raise RuntimeError(f"{self._name}: making the state called the function that needs it")
-        made.is_being_made = True
+        made.maker = threading.get_ident()
         try:
             made.value = self._make()
             made.is_made = True
@@ -72,7 +96,7 @@ class States:
             )
             raise
         finally:
-            made.is_being_made = False
+            made.maker = None
 
 
 def _is_capturing() -> bool:

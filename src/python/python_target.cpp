@@ -296,16 +296,12 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
     return;
   }
   const auto captured = [&](const dispatch::call& on) { return run_captured(p, on, c.stream); };
-  if (replayer_->compares()) {
-    const auto now = [&] { run_now(p, c, nullptr); };
-    if (replayer_->compared(c, p, captured, now)) return;
-    now();
-    replayer_->ran(c, std::chrono::nanoseconds::max());
-    return;
-  }
-  if (replayer_->captured(c, p, captured)) return;
+  const auto now = [&] { run_now(p, c, nullptr); };
+  const bool is_done = replayer_->compares() ? replayer_->compared(c, p, captured, now)
+                                             : replayer_->captured(c, p, captured);
+  if (is_done) return;
   const auto start = std::chrono::steady_clock::now();
-  run_now(p, c, nullptr);
+  now();
   replayer_->ran(c, std::chrono::steady_clock::now() - start);
 }
 

@@ -38,10 +38,12 @@ class python_target final : public dispatch::target {
 
   status invoke(const dispatch::call& c) noexcept override;
 
-  /// Replays are among them.
-  [[nodiscard]] std::size_t calls() const noexcept { return calls_ + replays(); }
+  /// Replays are among them. Those that are compared run as well, and are counted there.
+  [[nodiscard]] std::size_t calls() const noexcept {
+    return calls_ + (replayer_ != nullptr && replayer_->compares() ? 0 : replays());
+  }
   [[nodiscard]] std::size_t replays() const noexcept {
-    return replayer_ != nullptr && !replayer_->compares() ? replayer_->counts().replays() : 0;
+    return replayer_ != nullptr ? replayer_->counts().replays() : 0;
   }
   [[nodiscard]] std::size_t staged() const noexcept {
     return replayer_ != nullptr ? replayer_->counts().staged() : 0;

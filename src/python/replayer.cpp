@@ -60,6 +60,13 @@ void destroy(std::shared_ptr<const void> gone) {
   gone.reset();
 }
 
+// A launch waits where the device has been given more than it takes.
+template <class Launch>
+status without_gil(const Launch& launch) {
+  const nb::gil_scoped_release no_gil;
+  return launch();
+}
+
 nb::bytes bytes_at(const cuda::staging_block& block, std::size_t offset, std::size_t size) {
   return nb::bytes(block.at(offset), size);
 }
@@ -111,7 +118,7 @@ status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p
                          const captured_run& run_captured) {
   made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
   if (!made.ok()) return made.error();
-  status s = made.value()->launch();
+  const status s = without_gil([&] { return made.value()->launch(); });
   if (s.ok()) {
     keep(c, std::move(made.value()));
   } else {
@@ -120,8 +127,9 @@ status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p
   return s;
 }
 
-status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
-                       const captured_run& run_captured) {
+replayer::made_staged replayer::record_staged(const dispatch::call& c,
+                                              const std::shared_ptr<plan>& p,
+                                              const captured_run& run_captured) {
   auto area = [&] {
     const nb::gil_scoped_release no_gil;  // it waits for the device
     return replay::staging_area::make(c, in_place_);
@@ -132,16 +140,32 @@ status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
   const dispatch::call on_it = area.value()->call_on_it(c, buffers);
   made_graph recorded =
       record(on_it, c.stream, p, run_captured, area.value(), area.value()->copies(c, list));
-  if (!recorded.ok()) return recorded.error();
-  auto staged = std::make_shared<const replay::staged_graph>(area.value(), recorded.value());
-  if (status s = staged->launch(c); !s.ok()) return s;
-  keep(c, std::move(staged));
-  return {};
+  if (!recorded.ok()) {
+    destroy(std::move(area.value()));
+    return recorded.error();
+  }
+  return std::make_shared<const replay::staged_graph>(area.value(), recorded.value());
+}
+
+status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                       const captured_run& run_captured) {
+  made_staged made = record_staged(c, p, run_captured);
+  if (!made.ok()) return made.error();
+  const status s = without_gil([&] { return made.value()->launch(c); });
+  if (s.ok()) {
+    keep(c, std::move(made.value()));
+  } else {
+    destroy(std::move(made.value()));
+  }
+  return s;
 }
 
 // Says once that calls of this kind are not captured any more.
 void replayer::give_up(const dispatch::call& c, const status& failed) {
-  if (graphs_.give_up(key_of(c))) on_not_captured_(nb::str(failed.message().c_str()));
+  std::shared_ptr<void> gone;
+  const bool is_first = graphs_.give_up(key_of(c), gone);
+  destroy(std::move(gone));
+  if (is_first) on_not_captured_(nb::str(failed.message().c_str()));
 }
 
 replay::step replayer::next(const dispatch::call& c) {
@@ -176,19 +200,51 @@ void replayer::ran(const dispatch::call& c, std::chrono::nanoseconds duration) {
   graphs_.ran(key_of(c), duration);
 }
 
+// The graph that would be replayed in place of the run, as in replay() and captured(), and made
+// where it is time to; null: the call is to be run.
+std::function<status()> replayer::graph_to_compare(const dispatch::call& c,
+                                                   const std::shared_ptr<plan>& p,
+                                                   const captured_run& run_captured) {
+  const auto replayed = [](std::shared_ptr<const cuda::graph> graph) {
+    return [graph = std::move(graph)] { return graph->launch(); };
+  };
+  const auto on_copies = [&c](std::shared_ptr<const replay::staged_graph> graph) {
+    return [graph = std::move(graph), &c] { return graph->launch(c); };
+  };
+  if (auto graph = graphs_.find(key_of(c)); graph != nullptr) return replayed(std::move(graph));
+  if (auto graph = graphs_.find_staged(key_of(c)); graph != nullptr) {
+    return on_copies(std::move(graph));
+  }
+  switch (next(c)) {
+    case replay::step::run:
+      break;
+    case replay::step::capture: {
+      made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
+      if (made.ok()) {
+        keep(c, made.value());
+        return replayed(std::move(made.value()));
+      }
+      give_up(c, made.error());
+      break;
+    }
+    case replay::step::stage: {
+      made_staged made = record_staged(c, p, run_captured);
+      if (made.ok()) {
+        keep(c, made.value());
+        return on_copies(std::move(made.value()));
+      }
+      // As in captured().
+      if (made.error().code() != status_code::resource_exhausted) give_up(c, made.error());
+      break;
+    }
+  }
+  return nullptr;
+}
+
 bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
                         const captured_run& run_captured, const std::function<void()>& run) {
-  std::shared_ptr<const cuda::graph> graph = graphs_.find(key_of(c));
-  if (graph == nullptr) {
-    if (next(c) != replay::step::capture) return false;
-    made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
-    if (!made.ok()) {
-      give_up(c, made.error());
-      return false;
-    }
-    graph = made.value();
-    keep(c, std::move(made.value()));
-  }
+  const std::function<status()> launch = graph_to_compare(c, p, run_captured);
+  if (launch == nullptr) return false;
 
   // What is updated in place, as it was; then the results of the replay, and those of the run.
   cuda::staging_layout layout;
@@ -222,7 +278,7 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
       if (std::any_of(in_place_.begin(), in_place_.end(), is_it)) continue;
       or_throw(cuda::fill(c.results[i].data, 0xA5, c.results[i].size_bytes(), c.stream));
     }
-    or_throw(graph->launch());
+    or_throw(launch());
     for (std::size_t i = 0; i < c.results.size(); ++i) {
       or_throw(to_host(c.results[i], of_replay[i]));
     }

@@ -65,15 +65,21 @@ class replayer {
 
  private:
   using made_graph = result<std::shared_ptr<const cuda::graph>>;
+  using made_staged = result<std::shared_ptr<const replay::staged_graph>>;
 
   [[nodiscard]] made_graph record(const dispatch::call& on, stream_ref launched_on,
                                   const std::shared_ptr<plan>& p, const captured_run& run_captured,
                                   std::shared_ptr<const replay::staging_area> area,
                                   const cuda::copies_around& copies);
+  [[nodiscard]] made_staged record_staged(const dispatch::call& c, const std::shared_ptr<plan>& p,
+                                          const captured_run& run_captured);
   [[nodiscard]] status stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
                              const captured_run& run_captured);
   [[nodiscard]] status capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
                                const captured_run& run_captured);
+  [[nodiscard]] std::function<status()> graph_to_compare(const dispatch::call& c,
+                                                         const std::shared_ptr<plan>& p,
+                                                         const captured_run& run_captured);
   [[nodiscard]] replay::step next(const dispatch::call& c);
   template <class Graph>
   void keep(const dispatch::call& c, std::shared_ptr<const Graph> made);

@@ -32,15 +32,20 @@ hooks& all() {
 // The innermost call of this thread comes last.
 thread_local std::vector<std::shared_ptr<scratch>> of_this_thread;
 
-bool is_orphaned(void* block, std::size_t bytes) {
+std::uintptr_t address_of(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+
+// The end of an orphan that a block overlaps; 0: of none.
+std::uintptr_t end_of_orphan_in(void* block, std::size_t bytes) {
   const std::lock_guard lock(all().mutex);
   const auto& orphans = all().orphans;
   auto next = orphans.lower_bound(block);
-  const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-  if (next != orphans.end() && address(next->first) < address(block) + bytes) return true;
-  if (next == orphans.begin()) return false;
+  if (next != orphans.end() && address_of(next->first) < address_of(block) + bytes) {
+    return address_of(next->first) + next->second;
+  }
+  if (next == orphans.begin()) return 0;
   --next;
-  return address(next->first) + next->second > address(block);
+  const std::uintptr_t end = address_of(next->first) + next->second;
+  return end > address_of(block) ? end : 0;
 }
 
 // Of torch's signature; null is its "out of memory".
@@ -48,17 +53,24 @@ void* hook_allocate(std::ptrdiff_t size, int /*device*/, void* /*stream*/) noexc
   if (of_this_thread.empty() || size <= 0) return nullptr;
   const std::shared_ptr<scratch>& mine = of_this_thread.back();
   const auto bytes = static_cast<std::size_t>(size);
-  constexpr std::size_t attempts = 64;
-  std::array<void*, attempts> unusable{};
+  // Blocks that lie in orphans, and fillers of what is left of these: held until one is found.
+  constexpr std::size_t most = 128;
+  std::array<void*, most> unusable{};
   std::size_t count = 0;
   void* found = nullptr;
-  while (found == nullptr && count < attempts) {
+  while (found == nullptr && count + 2 <= most) {
     const result<void*> made = mine->allocate(bytes);
     if (!made.ok()) break;
-    if (is_orphaned(made.value(), bytes)) {
-      unusable[count++] = made.value();
-    } else {
+    const std::uintptr_t end = end_of_orphan_in(made.value(), bytes);
+    if (end == 0) {
       found = made.value();
+      break;
+    }
+    unusable[count++] = made.value();
+    const std::uintptr_t from = address_of(made.value()) + bytes;
+    if (end <= from) continue;
+    if (const result<void*> filler = mine->allocate(end - from); filler.ok()) {
+      unusable[count++] = filler.value();
     }
   }
   for (std::size_t i = 0; i < count; ++i) (void)mine->free(unusable[i]);

@@ -109,6 +109,21 @@ TEST_F(last_use, pending_work_keeps_the_owner) {
   EXPECT_EQ(released_, 1);
 }
 
+TEST_F(last_use, what_is_being_asked_for_is_counted) {
+  api().hold_stream(stream_, hold::until_released);
+  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
+  let_go();
+  // The watching thread asks, and is kept there with the owner.
+  api().gather("cuEventQuery", 2);
+  const std::size_t before = fake_cuda::count("cuEventQuery");
+  while (fake_cuda::count("cuEventQuery") == before) std::this_thread::yield();
+  EXPECT_EQ(release_unused(), 1u);
+  api().gather("cuEventQuery", 0);
+  api().hold_stream(stream_, hold::none);
+  until_released(1);
+  EXPECT_EQ(release_unused(), 0u);
+}
+
 TEST_F(last_use, the_thread_releases_without_another_call) {
   api().hold_stream(stream_, hold::until_released);
   ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());

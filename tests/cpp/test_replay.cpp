@@ -534,10 +534,10 @@ TEST_F(staged_graph_test, TheLeastRecentlyUsedGraphGoes) {
 TEST_F(staged_graph_test, OnceGivenUpAKindIsNotCaptured) {
   graphs all(4);
   run(all, 1);
-  EXPECT_TRUE(all.give_up(keys(1)));
-  EXPECT_FALSE(all.give_up(keys(2)));
-  EXPECT_EQ(next(all, 1), step::run);
   std::shared_ptr<void> gone;
+  EXPECT_TRUE(all.give_up(keys(1), gone));
+  EXPECT_FALSE(all.give_up(keys(2), gone));
+  EXPECT_EQ(next(all, 1), step::run);
   const keys shape(1, 7);
   EXPECT_EQ(all.next(shape, 0, 2, gone), step::run);
   all.ran(shape, quick);
@@ -555,7 +555,7 @@ TEST_F(staged_graph_test, AFunctionThatIsNeverCapturedIsNotTriedForEver) {
     const keys one(1, kind);
     EXPECT_EQ(all.next(one, 0, 2, gone), step::run);
     all.ran(one, quick);
-    if (all.next(one, 0, 2, gone) == step::capture && all.give_up(one)) ++told;
+    if (all.next(one, 0, 2, gone) == step::capture && all.give_up(one, gone)) ++told;
   }
   EXPECT_GT(told, 10u);
   EXPECT_LT(told, 25u);

@@ -3,6 +3,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import fake_gpu
@@ -49,8 +50,6 @@ def test_keys_are_exact():
 
 
 def test_memory_that_never_comes_again(monkeypatch):
-    import time
-
     def slow(v, out):
         if not current().capturing:
             time.sleep(0.002)  # costs more than copies do
@@ -89,8 +88,6 @@ def test_a_quick_function_is_not_staged():
 
 
 def test_in_place_on_copies():
-    import time
-
     def fn(v):
         if not current().capturing:
             time.sleep(0.002)
@@ -247,7 +244,7 @@ def test_verify_agrees():
         program([a], [b], stream)
         np.testing.assert_array_equal(b, k)
     stats = f.stats()
-    assert (stats["calls"], stats["captures"], stats["replays"]) == (5, 1, 0)
+    assert (stats["calls"], stats["captures"], stats["replays"]) == (5, 1, 3)
 
 
 def test_verify_finds_what_is_frozen():
@@ -265,6 +262,112 @@ def test_verify_finds_what_is_frozen():
     assert (b == 0x02020202).all()  # what the function itself gives
     value = 1
     program([a], [b], stream)
+
+
+def test_verify_finds_what_is_frozen_on_copies():
+    """On memory that does not come again, as replays are made there."""
+    value, runs = 1, 0
+
+    def fn(v):
+        nonlocal runs
+        runs += 1
+        if not current().capturing:
+            time.sleep(0.002)  # costs more than copies do
+        _core.fill(v, value)
+
+    f = made(fn, inout={0: 0}, out=None, graph="verify")
+    program, stream = Program(f, X), fake.stream()
+    kept = [array(N, k) for k in range(14)]
+    for a in kept[:12]:
+        program([a], [a], stream)
+        assert (a.view(np.uint8) == 1).all()
+    stats = f.stats()
+    assert (stats["calls"], stats["captures"], stats["replays"]) == (12, 1, 3)
+    assert stats["staged"] == 3 and runs == 13
+    value = 2
+    with pytest.raises(RuntimeError, match="ReplayError: .*a replay of the function's CUDA graph"):
+        program([kept[12]], [kept[12]], stream)
+    assert (kept[12].view(np.uint8) == 2).all()  # what the function itself gives
+    value = 1
+    program([kept[13]], [kept[13]], stream)
+
+
+def test_functions_with_other_options_have_counts_and_graphs_of_their_own():
+
+    def fn(v, out):  # told by its content
+        _core.copy(v, out)
+
+    plain, fast, named = (
+        jaxbridge.call(fn, like, framework="buffer", out="out", **options)
+        for options in ({}, {"graph": "replay"}, {"graph": "replay", "name": "test.counted"})
+    )
+    stream = fake.stream()
+    calls = [(f, Program(f, X), array(N), array(N)) for f in (plain, fast, named)]
+    for n, (_, program, a, b) in zip((7, 5, 3), calls, strict=True):
+        for _ in range(n):
+            program([a], [b], stream)
+    assert [f.stats()["calls"] for f, *_ in calls] == [7, 5, 3]
+    assert [f.stats()["captures"] for f, *_ in calls] == [0, 1, 1]
+    plain.clear()
+    for _, program, a, b in calls[1:]:
+        program([a], [b], stream)
+    assert [f.stats()["replays"] for f, *_ in calls] == [0, 4, 2]
+
+
+def never_captured_or_copied(v, out):
+    if current().capturing:
+        raise ValueError("on purpose")
+    time.sleep(0.002)  # costs more than copies do
+    _core.copy(v, out)
+
+
+def copied_slowly(v, out):
+    if not current().capturing:
+        time.sleep(0.002)
+    _core.copy(v, out)
+
+
+@pytest.mark.parametrize(
+    "fn, waits_in",
+    [(never_captured_or_copied, "cuMemFree"), (copied_slowly, "cuGraphLaunch")],
+    ids=["memory of copies", "a launch that fails"],
+)
+def test_what_ends_or_waits_does_so_without_the_gil(fn, waits_in):
+    """Another thread has to run for the call to go on, and runs once the call is in the driver."""
+    import ctypes
+    import faulthandler
+
+    f = made(fn, graph="replay")
+    program, stream = Program(f, X), fake.stream()
+    never_again(program, 7, stream)
+    name = ctypes.c_char_p(waits_in.encode())
+    a, b = array(N, 1), array(N)
+    if waits_in == "cuGraphLaunch":
+        fake.hold(stream, 2)  # the end of the graph that was not launched waits for it
+        c, d = array(N, 1), array(N)
+        program([c], [d], stream)
+        fake.fail_next("cuGraphLaunch")
+    else:
+        never_again(program, 1, stream)
+        fake("gather", None, name, ctypes.c_int(2))
+    fake.clear_calls()
+
+    def release():
+        while waits_in not in [n for n, _ in fake.calls()]:
+            pass
+        fake("gather", None, name, ctypes.c_int(0))
+        fake.hold(stream, 0)
+
+    thread = threading.Thread(target=release)
+    faulthandler.dump_traceback_later(60, exit=True)  # where no other thread can run
+    try:
+        thread.start()
+        with pytest.warns(RuntimeWarning, match="could not be captured"):
+            program([a], [b], stream)
+        thread.join()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    np.testing.assert_array_equal(b, a)
 
 
 def test_verify_puts_back_what_is_in_place():
@@ -312,7 +415,6 @@ def test_comparison():
 
 def test_a_staged_call_inside_a_capture():
     """Its copies are not those of the call around it."""
-    import time
 
     def small(v, out):
         if not current().capturing:

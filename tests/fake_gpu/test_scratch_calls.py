@@ -145,6 +145,33 @@ def test_scratch_hooks(adapter):
     assert fake_xla.live_blocks() == 0
 
 
+@pytest.mark.parametrize("kept", [8 << 10, 17 << 10, 1 << 20])
+def test_scratch_hooks_step_over_what_was_kept(adapter, kept):
+    """A large block that outlived its call leaves room for small ones behind it."""
+    import ctypes
+
+    allocate_at, free_at = _core.scratch_hooks()
+    size = ctypes.c_ssize_t
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, size, ctypes.c_int, ctypes.c_void_p)(allocate_at)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size, ctypes.c_int, ctypes.c_void_p)(free_at)
+    asked, got = [kept, 100], []
+
+    def fn(v, out):
+        _core.enter_scratch_hooks(adapter.scratch)
+        nbytes = asked.pop(0)
+        got.append((allocate(nbytes, 0, None), nbytes))
+        _core.leave_scratch_hooks()
+
+    program, stream = scratch_program(fn), fake.stream()
+    for _ in range(2):
+        program([array(N)], [array(N)], stream)
+    (orphan, _), (block, _) = got
+    assert block is not None and not orphan <= block < orphan + kept
+    for address, nbytes in got:
+        free(address, nbytes, 0, None)
+    assert fake_xla.live_blocks() == 0
+
+
 def test_other_frameworks_and_graphs():
     with pytest.raises(ValueError, match='scratch="xla" is there for cupy and torch'):
         jaxbridge.call(copies, like, framework="buffer", out="out", scratch="xla")

@@ -425,3 +425,30 @@ def test_clear_within_the_call_itself(x):
     functions.append(jaxbridge.call(fn, like))
     np.testing.assert_array_equal(functions[0](x), np.arange(4) + 1)
     np.testing.assert_array_equal(functions[0](x), np.arange(4) + 1)
+
+
+def test_counting_while_a_collection_ends_a_registration():
+    """What is in a cycle ends whenever something is allocated, also while counts are read."""
+
+    class Counted:
+        calls = hits = replays = staged = captures = kept = 1
+
+    class Ends:
+        """Another registration ends while this one is read."""
+
+        def __init__(self, stats):
+            self.stats = stats
+            self.other = None
+
+        @property
+        def target(self):
+            self.stats.live.discard(self.other)
+            return Counted
+
+    stats = _call_site.Stats()
+    one, other = Ends(stats), Ends(stats)
+    one.other, other.other = other, one
+    none = stats.totals()
+    for read in (stats.totals, lambda: stats.read(none)):
+        stats.live |= {one, other}
+        assert read()["calls"] >= 1

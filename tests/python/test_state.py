@@ -2,6 +2,7 @@
 """state= on the CPU: when it is made, who shares it, when it ends, and what is said of mistakes."""
 
 import gc
+import threading
 import weakref
 
 import jax
@@ -128,6 +129,34 @@ def test_a_state_that_needs_itself():
     states = _state.States("test.itself", make)
     with pytest.raises(RuntimeError, match="test.itself: making the state called the function"):
         states(0, 0)
+
+
+def test_states_that_need_each_other_in_two_threads():
+    """Each of them is being made, and needs the other: an error, where both would wait for ever."""
+    both_are_being_made = threading.Barrier(2)
+    states, raised = {}, {}
+
+    def make(other):
+        both_are_being_made.wait(timeout=60)
+        return states[other](0, 0)
+
+    for one, other in (("one", "other"), ("other", "one")):
+        states[one] = _state.States(f"test.{one}", lambda other=other: make(other))
+
+    def call(name):
+        try:
+            states[name](0, 0)
+        except RuntimeError as error:
+            both_are_being_made.abort()  # who waited makes what failed here
+            raised[name] = error
+
+    threads = [threading.Thread(target=call, args=(name,), daemon=True) for name in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert any("making the state called the function" in str(e) for e in raised.values())
 
 
 def coroutine_maker():

@@ -65,6 +65,7 @@ struct kept_uses {
   std::mutex lock;
   std::condition_variable more;
   std::vector<use> uses;    // guarded by lock
+  std::size_t asked = 0;    // those that settle() has taken out; guarded by lock
   bool has_thread = false;  // guarded by lock
 };
 
@@ -82,6 +83,7 @@ std::size_t settle() {
   {
     const std::lock_guard<std::mutex> hold(all.lock);
     mine.swap(all.uses);
+    all.asked += mine.size();
   }
   std::vector<use> running;
   for (use& u : mine) {
@@ -98,7 +100,8 @@ std::size_t settle() {
   }
   const std::lock_guard<std::mutex> hold(all.lock);
   for (use& u : running) all.uses.push_back(std::move(u));
-  return all.uses.size();
+  all.asked -= mine.size();
+  return all.uses.size() + all.asked;
 }
 
 // Nothing tells when an event is done without a thread that waits in the driver, and such a wait

@@ -72,7 +72,8 @@ status kernel_target::launch_captured(const dispatch::call& c, void** parameters
   };
   result<std::shared_ptr<cuda::graph>> made = record();
   if (!made.ok()) {
-    (void)graphs_.give_up(key);
+    std::shared_ptr<void> gone;
+    (void)graphs_.give_up(key, gone);
     return launch(c, parameters);
   }
   status s = named(made.value()->launch());

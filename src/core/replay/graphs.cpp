@@ -82,8 +82,7 @@ void graphs::ran(const call_key& key, std::chrono::nanoseconds duration) {
   }
 }
 
-bool graphs::give_up(const call_key& key) {
-  std::shared_ptr<void> gone;  // destroyed without the lock
+bool graphs::give_up(const call_key& key, std::shared_ptr<void>& gone) {
   const std::lock_guard lock(mutex_);
   kind& k = *kind_of(key, gone);
   if (k.is_given_up) return false;

@@ -70,8 +70,8 @@ class graphs {
   [[nodiscard]] std::shared_ptr<void> keep(const call_key& key,
                                            std::shared_ptr<const staged_graph> made);
 
-  /// Calls of this kind are not captured any more. True for the first who says so.
-  bool give_up(const call_key& key);
+  /// Calls of this kind are not captured any more. True for the first who says so. `gone` as above.
+  bool give_up(const call_key& key, std::shared_ptr<void>& gone);
 
   /// Begins anew. Takes all graphs out, to be destroyed without any lock.
   [[nodiscard]] std::shared_ptr<void> clear();
