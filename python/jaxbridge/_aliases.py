@@ -41,7 +41,7 @@ def pair(
             ) from None
         if position >= len(entries):
             raise ValueError(
-                f"{name}: inout names result {position}; there are {len(entries)} results"
+                f"{name}: inout names result {position}, of {len(entries)} in all, counted from 0"
             )
         a, a_tree = jax.tree.flatten(given, is_leaf=lambda x: isinstance(x, Slot))
         r, r_tree = jax.tree.flatten(entries[position], is_leaf=lambda x: isinstance(x, Slot))

@@ -33,6 +33,11 @@ class ShapedCallee(SignedCallee):
     What each parameter is follows from the shapes, and so from the call's text, which carries them.
     """
 
+    how_batched = (
+        "give it vmap_method='sequential', which calls it once for each element (its ranks are fixed, so "
+        "that it takes no whole batches)"
+    )
+
     @property
     def signature(self) -> Signature:
         return self.signatures[0]

@@ -45,7 +45,13 @@ from ._spec import Slot, Template
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_missing: Any = object()
+
+class _Required:
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+_missing: Any = _Required()
 
 
 class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are used below)
@@ -299,16 +305,17 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         self._eager = _eager.EagerCalls()  # after it: who has this one has the rule
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the Function was made, with the calls of Functions that are the same.
+        """Counts since the Function was made, with those of Functions that are the same, options included.
 
         Returns:
             calls: how often XLA called it.
-            cache_hits: how many of the calls came with addresses that were known.
-            replays: how many of the calls replayed a CUDA graph.
+            cache_hits: how many of the calls ran the function with addresses that were known; what is
+                captured or replayed is none of them.
+            replays: how many of the calls replayed a CUDA graph; with "verify" besides running.
             staged: how many of these replayed it on copies of their arrays, as calls on memory that
                 does not come again do where that costs less than running the function.
             captures: how often a call was captured into one.
-            fallbacks: why calls could not be captured, one text for each kind of call that runs each time.
+            fallbacks: why calls could not be captured, and run each time: each reason once.
             cache_size: how many lists of addresses are kept now; at most JAXBRIDGE_CACHE_LIMIT for each
                 call in a program and its shapes.
         """

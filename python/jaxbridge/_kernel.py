@@ -12,6 +12,7 @@ import numpy as np
 from . import _config, _device_code, _identity, _lengths, _options
 from ._bind import Argument, ShapedCallee, check_parameters, function_of, signature_of
 from ._call_site import CallSite
+from ._errors import add_note
 from ._native_function import NativeFunction
 from ._signature import Signature
 from .errors import SignatureError
@@ -61,12 +62,7 @@ class _KernelCallee(ShapedCallee):
         grid = self._shape_of("grid", self.grid, site)
         # Where nothing is launched a block of no threads is none that is wrong.
         block = (1, 1, 1) if 0 in grid else self._shape_of("block", self.block, site)
-        try:
-            shared = self._number("shared", self.shared, self._lengths(site)[2])
-        except TypeError:
-            raise TypeError(f"{self.name}: shared is {self.shared!r}; expected bytes") from None
-        if not 0 <= shared < 2**31:
-            raise ValueError(f"{self.name}: shared is {shared} bytes; expected 0 up to 2 GiB")
+        shared = _bytes(self.name, self._number("shared", self.shared, self._lengths(site)[2]))
         if self.code.convention == "numba":
             arguments = self._numba_arguments(site, arguments)
         return self.code.kernel(shared).target(
@@ -82,37 +78,29 @@ class _KernelCallee(ShapedCallee):
             limit=_config.cache_limit,
         )
 
-    def _number(self, what: str, extent: Any, lengths: Mapping[str, Any]) -> int:
-        if isinstance(extent, str):
-            try:
-                extent = _lengths.evaluate(extent, lengths)
-            except SignatureError as error:
-                raise SignatureError(f"{self.name}: {what}: {error}") from None
-        return operator.index(extent)
+    def _number(self, what: str, extent: Any, lengths: Mapping[str, Any]) -> Any:
+        if not isinstance(extent, str):
+            return extent
+        try:
+            return _lengths.evaluate(extent, lengths)
+        except SignatureError as error:
+            raise SignatureError(f"{self.name}: {what}: {error}") from None
 
     def _shape_of(self, what: str, shape: Shape, site: CallSite) -> tuple[int, int, int]:
         operands, attributes, lengths = self._lengths(site)
-        given: Any = shape(*operands, **attributes) if callable(shape) else shape
-        try:
-            many = (given,) if np.ndim(given) == 0 else tuple(given)
-            out = [self._number(what, e, lengths) for e in many]
-        except TypeError:
-            raise TypeError(
-                f"{self.name}: {what} is {given!r}; expected one to three integers, or expressions of "
-                f"lengths"
-            ) from None
-        lowest, *highest = (0, 2**31 - 1, 65535, 65535) if what == "grid" else (1, 1024, 1024, 64)
-        if not 1 <= len(out) <= 3 or not all(
-            lowest <= n <= most for n, most in zip(out, highest, strict=False)
-        ):
-            raise ValueError(
-                f"{self.name}: {what} is {tuple(out)}; expected one to three numbers from {lowest} to "
-                f"{highest[0]}, {highest[1]} and {highest[2]}"
-            )
-        if what == "block" and math.prod(out) > 1024:
-            raise ValueError(f"{self.name}: block is {tuple(out)}, of more than 1024 threads")
-        x, y, z = (*out, 1, 1)[:3]
-        return x, y, z
+        given: Any = shape
+        if callable(shape):
+            try:
+                given = shape(*operands, **attributes)
+            except Exception as error:
+                add_note(
+                    error,
+                    f"raised by the function {what}= of {self.name}, which gets the arrays by position "
+                    f"as jax.ShapeDtypeStruct, and static values by keyword",
+                )
+                raise
+        extents = [self._number(what, e, lengths) for e in _extents(self.name, what, given)]
+        return _shape(self.name, what, extents)
 
     def _numba_arguments(self, site: CallSite, plain: Sequence[Argument]) -> list[Argument]:
         # An array of Numba's is seven words and more: no owner, elements, bytes of one, the address,
@@ -136,6 +124,62 @@ class _KernelCallee(ShapedCallee):
             out.append(argument)
             out += [("value", False, 0, w) for w in (*shape, *strides)]
         return out
+
+
+def _extents(name: str, what: str, given: Any) -> list[Any]:
+    """The one to three numbers or expressions of a grid or block."""
+    try:
+        many = [given] if np.ndim(given) == 0 else list(given)
+        out = [e if isinstance(e, str) else operator.index(e) for e in many]
+    except (TypeError, ValueError):  # of a ragged list
+        raise TypeError(
+            f"{name}: {what} is {given!r}; expected one to three integers, or expressions of lengths"
+        ) from None
+    if not 1 <= len(out) <= 3:
+        raise ValueError(f"{name}: {what} is {given!r}; expected one to three numbers")
+    return out
+
+
+def _shape(name: str, what: str, extents: Sequence[int]) -> tuple[int, int, int]:
+    """A grid or block, as the driver takes it."""
+    lowest, *highest = (0, 2**31 - 1, 65535, 65535) if what == "grid" else (1, 1024, 1024, 64)
+    if not all(lowest <= n <= most for n, most in zip(extents, highest, strict=False)):
+        raise ValueError(
+            f"{name}: {what} is {tuple(extents)}; expected one to three numbers from {lowest} to "
+            f"{highest[0]}, {highest[1]} and {highest[2]}"
+        )
+    if what == "block" and math.prod(extents) > 1024:
+        raise ValueError(f"{name}: block is {tuple(extents)}, of more than 1024 threads")
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+def _bytes(name: str, shared: Any) -> int:
+    """The dynamic shared memory of a block."""
+    try:
+        out = operator.index(shared)
+    except TypeError:
+        raise TypeError(f"{name}: shared is {shared!r}; expected bytes") from None
+    if not 0 <= out < 2**31:
+        raise ValueError(f"{name}: shared is {out} bytes; expected 0 up to 2 GiB")
+    return out
+
+
+def _check_launch(grid: Shape, block: Shape, shared: int | str, lengths: Any) -> None:
+    """What can be told of them before there are arrays."""
+    for what, given in (("grid", grid), ("block", block)):
+        if callable(given):
+            continue
+        extents = _extents("cuda_kernel", what, given)
+        if not any(isinstance(e, str) for e in extents):
+            _shape("cuda_kernel", what, extents)
+        for e in extents:
+            if isinstance(e, str):
+                _lengths.check_named(f"cuda_kernel: {what}", e, lengths)
+    if isinstance(shared, str):
+        _lengths.check_named("cuda_kernel: shared", shared, lengths)
+    else:
+        _bytes("cuda_kernel", shared)
 
 
 def cuda_kernel(
@@ -162,8 +206,8 @@ def cuda_kernel(
         name: of the kernel in the code; a kernel object has one.
         signature: the kernel's parameters in order, as `bind` takes them, without strings and stream.
         grid: blocks: one to three numbers, or expressions of the signature's lengths such as
-            "(n + 255) // 256", or a function of the arguments (arrays as `jax.ShapeDtypeStruct`) that
-            returns them.
+            "(n + 255) // 256", or a function of the arguments (arrays by position, as
+            `jax.ShapeDtypeStruct`; static values by keyword) that returns them.
         block: threads of a block: the same.
         shared: bytes of dynamic shared memory of a block; a number, or an expression.
         options: of the compiler, for source.
@@ -177,6 +221,7 @@ def cuda_kernel(
         SignatureError: the signature is none, a kernel has no such parameter, or an expression is none
             of the signature's lengths.
         TypeError: `code` is no code, or an option is of another type.
+        ValueError: a grid, a block or shared memory that no GPU has, or another option's wrong value.
     """
     _options.check_name(export_name)
     parsed = signature_of("cuda_kernel", signature)
@@ -185,10 +230,7 @@ def cuda_kernel(
         raise SignatureError("cuda_kernel: a kernel gets no stream, and no strings")
     if parsed.returns != "void":
         raise SignatureError("cuda_kernel: a kernel returns nothing")
-    for what, extents in (("grid", grid), ("block", block), ("shared", shared)):
-        for extent in extents if isinstance(extents, (tuple, list)) else (extents,):
-            if isinstance(extent, str):
-                _lengths.check_named(f"cuda_kernel: {what}", extent, parsed.length_names)
+    _check_launch(grid, block, shared, parsed.length_names)
     if isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise TypeError(f"cuda_kernel: options is {options!r}; expected a list of texts")
     if name is not None and (not isinstance(name, str) or "\0" in name):

@@ -36,7 +36,11 @@ class _LibraryCallee(SignedCallee):
 
     functions: dict[str, Any]
     how_on_both = "export one for it, too: JAXBRIDGE_EXPORT_AS(name, platform, function)"
-    how_batched = "export it with .vmap(), or load the library with vmap_method="
+    how_batched = (
+        "export it with .vmap(), or load the library with vmap_method= ('sequential' calls it once for "
+        "each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole batches, where it takes "
+        "them without a rank, as buffer_view<T>)"
+    )
 
     def __init__(
         self,
@@ -369,7 +373,12 @@ def load(
         FileNotFoundError: there is no such file.
         ImportError: it cannot be opened, is no library of jaxbridge functions, says things of itself
             that cannot be, or was overwritten while it was open.
+        ValueError: `vmap_method` is none.
     """
+    if vmap_method is not None and vmap_method not in vmap_methods:
+        raise ValueError(
+            f"load: vmap_method is {vmap_method!r}; expected one of {', '.join(vmap_methods)}"
+        )
     file = os.path.realpath(os.fsdecode(path))
     try:
         file.encode()

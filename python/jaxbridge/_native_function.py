@@ -144,7 +144,7 @@ class NativeFunction(Function[..., Any]):
         """Operands, static values by name, and what is the caller's rule for results."""
         name = self.callee.name
         given = dict(kwargs)
-        extra = {k: given.pop(k) for k in ("result_shape_dtypes",) if k in given}
+        extra = {k: _types_in(given.pop(k)) for k in ("result_shape_dtypes",) if k in given}
         try:
             bound = self.__signature__.bind(*args, **given)
         except TypeError as error:
@@ -207,6 +207,15 @@ def select(name: str, signatures: Sequence[Signature], operands: Sequence[Any]) 
 def _aval(x: Any) -> Any:
     aval = _compat.ref_value_aval(x) if _compat.is_ref(x) else x
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _types_in(declared: Any) -> Any:
+    """Declared results, of which arrays stand for their types; a function that returns them is left."""
+    if callable(declared) and not isinstance(declared, jax.ShapeDtypeStruct):
+        return declared
+    return jax.tree.map(
+        lambda x: _aval(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x, declared
+    )
 
 
 def one_or_all(results: Sequence[Any]) -> Any:

@@ -153,7 +153,10 @@ def check(
         )
     for option, value in (("elementwise", elementwise), ("has_side_effect", has_side_effect)):
         if not (value is None or isinstance(value, (bool, np.bool_))):
-            raise ValueError(f"{name}: {option} is {value!r}; expected True or False")
+            raise ValueError(
+                f"{name}: {option} is {value!r}; expected "
+                f"{'None, ' if option == 'has_side_effect' else ''}True or False"
+            )
     pairs = tuple((inout or {}).items())
     for argument, result in pairs:
         if type(argument) not in (int, str) or type(result) is not int or result < 0:

@@ -261,9 +261,8 @@ def _batch(
 ) -> tuple[list[Any], list[int]]:
     if rules.vmap is None and call.vmap_method is None and not call.site.options.elementwise:
         raise BatchingError(
-            f"{call.name}: vmap needs to know how: {call.site.callee.how_batched} ('sequential' calls "
-            f"it once for each element; 'broadcast_all', 'expand_dims' and 'batched' pass whole "
-            f"batches), elementwise=True, or a rule with .defvmap(rule)"
+            f"{call.name}: vmap needs to know how: {call.site.callee.how_batched}, or a rule with "
+            f".defvmap(rule)"
         )
     vmap = Vmap.of(operands, axes)
     under = dataclasses.replace(call, vmaps=(*call.vmaps, vmap))

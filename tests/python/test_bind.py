@@ -83,6 +83,12 @@ def test_vmap(lib):
         TypeError, match='of rank 2, expected .*others need vmap_method="sequential"'
     ):
         jax.vmap(g)(x)
+    unsaid = jaxbridge.bind(lib.pairs, "x: int[n], n: int, out y: int[n, 2]")
+    with pytest.raises(
+        jaxbridge.errors.BatchingError, match="how: give it vmap_method='sequential'.*defvmap"
+    ) as caught:
+        jax.vmap(unsaid)(x)
+    assert "elementwise" not in str(caught.value) and "broadcast_all" not in str(caught.value)
 
 
 def test_a_signature_object(lib):

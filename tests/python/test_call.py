@@ -477,7 +477,7 @@ def test_inout_mismatch(x):
         jaxbridge.call(lambda v: None, two, inout={0: 0, -1: 1})(x)
     with pytest.raises(TypeError, match="jax.Ref, which is in place anyway"):
         jaxbridge.call(lambda v: None, F32, inout={0: 0})(jax.new_ref(x))
-    with pytest.raises(ValueError, match="there are 1 results"):
+    with pytest.raises(ValueError, match="names result 1, of 1 in all"):
         jaxbridge.call(lambda v: None, F32, inout={0: 1})(x)
 
 

@@ -186,7 +186,11 @@ def test_results_by_the_caller(ops):
     with pytest.raises(TypeError, match="exports no rule .* result_shape_dtypes="):
         ops.fill(1.5)
     spec = jax.ShapeDtypeStruct((2, 2), np.float32)
-    np.testing.assert_array_equal(ops.fill(1.5, result_shape_dtypes=spec), np.full((2, 2), 1.5))
+    for declared in (spec, jnp.zeros((2, 2), jnp.float32), lambda value: spec):
+        filled = ops.fill(1.5, result_shape_dtypes=declared)
+        np.testing.assert_array_equal(filled, np.full((2, 2), 1.5))
+    with pytest.raises(ValueError, match="vmap_method is 'foo'; expected one of sequential"):
+        jaxbridge.load(ops.path, vmap_method="foo")
     with pytest.raises(
         TypeError, match="says float64.* for result 0, and the function has out float32"
     ):

@@ -73,7 +73,7 @@ def test_bad_options(options, text):
             ValueError,
             "elementwise is array.*; expected True or False",
         ),
-        (dict(has_side_effect=1), ValueError, "has_side_effect is 1; expected True or False"),
+        (dict(has_side_effect=1), ValueError, "has_side_effect is 1; expected None, True or False"),
     ],
 )
 def test_options_of_another_type(options, kind, text):

@@ -41,7 +41,12 @@ def test_a_kernel_on_cuda():
         ({"grid": (1, 65536)}, ValueError, "0 to 2147483647, 65535 and 65535"),
         ({"block": (32, 32, 2)}, ValueError, "of more than 1024 threads"),
         ({"block": (1, 1, 65)}, ValueError, "1 to 1024, 1024 and 64"),
+        ({"grid": ()}, ValueError, r"grid is \(\); expected one to three numbers"),
+        ({"grid": (1, 2, 3, 4)}, ValueError, r"grid is \(1, 2, 3, 4\); expected one to three"),
+        ({"block": 0}, ValueError, r"block is \(0,\); expected"),
         ({"shared": 1.5}, TypeError, "shared is 1.5; expected bytes"),
+        ({"shared": -1}, ValueError, "shared is -1 bytes"),
+        ({"grid": "o // 2"}, SignatureError, "o"),
         ({"options": "-DA"}, TypeError, "expected a list of texts"),
         ({"name": 3}, TypeError, "the kernel's name is 3; expected a text"),
         *(
@@ -51,10 +56,26 @@ def test_a_kernel_on_cuda():
     ],
 )
 def test_kernels_that_cannot_be_launched(change, error, text):
+    """Said when they are made, but for what a function of the arguments returns."""
     how = {"signature": "x: float32[n, m], a: float32", "grid": 1, "block": 1, "name": "k"}
     with pytest.raises(error, match=text):
         f = jaxbridge.cuda_kernel(".version 8.0\n", **{**how, **change})
+        if callable(change.get("grid")):
+            external_calls(lambda x: f(x, a=2.0), X)
+
+
+def test_a_grid_that_raises_says_what_it_gets():
+    f = jaxbridge.cuda_kernel(
+        ".version 8.0\n",
+        "k",
+        signature="x: float32[n, m], a: float32",
+        grid=lambda x, *, a: 1 // 0,
+        block=1,
+    )
+    with pytest.raises(ZeroDivisionError) as caught:
         external_calls(lambda x: f(x, a=2.0), X)
+    (note,) = caught.value.__notes__
+    assert "function grid= of k, which gets the arrays by position" in note
 
 
 def test_calls_of_a_library_inside_of_control_flow():
