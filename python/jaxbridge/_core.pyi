@@ -446,7 +446,7 @@ def exporter(exporter: Callable[..., Any], ordinal: int | None, stream: tuple[in
     """
     A function that makes a view of an array of JAX, or what `make` makes of that.
 
-    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
+    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
     """
 
 def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> Any:

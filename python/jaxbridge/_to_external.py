@@ -100,7 +100,8 @@ def _found_route(framework: str, dtype: Any, sharding: Any) -> _Route:
             export = _exporter(None, sharding, ordinal, None)
         elif platform in adapter.platforms:
             adapter.check_dtype(dtype, platform)
-            export = _exporter(adapter, sharding, ordinal, adapter.current_stream)
+            stream = getattr(adapter, "stream_object", adapter.current_stream)
+            export = _exporter(adapter, sharding, ordinal, stream)
     return _Route(framework, dtype, sharding, ordinal, adapter, export)
 
 

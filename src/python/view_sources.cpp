@@ -271,14 +271,20 @@ struct consumer {
   nb::object keep;
 };
 
-// (handle, what keeps it), or a function of the ordinal that returns that; None: no consumer.
+// (handle, what keeps it), or a function of the ordinal that returns that, or the stream as an
+// object with the handle as `ptr`; None: no consumer.
 std::optional<consumer> consumer_of(nb::handle given, int ordinal) {
   if (given.is_none()) return std::nullopt;
-  const nb::object pair = nb::isinstance<nb::tuple>(given) ? nb::borrow(given) : given(ordinal);
-  if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2) {
-    throw nb::type_error("expected a stream's handle and what keeps it");
+  const auto at = [](nb::handle handle) {
+    return stream_ref(reinterpret_cast<void*>(as_address(handle, "stream")));
+  };
+  nb::object found = nb::isinstance<nb::tuple>(given) ? nb::borrow(given) : given(ordinal);
+  if (!nb::isinstance<nb::tuple>(found)) {
+    const stream_ref stream = at(found.attr("ptr"));
+    return consumer{stream, std::move(found)};
   }
-  return consumer{stream_ref(reinterpret_cast<void*>(as_address(pair[0], "stream"))), pair[1]};
+  if (nb::len(found) != 2) throw nb::type_error("expected a stream's handle and what keeps it");
+  return consumer{at(found[0]), found[1]};
 }
 
 // Where an array of JAX is made ready: on the consumer's stream, or on one of ours. Nothing: the
@@ -448,7 +454,9 @@ void bind_view_sources(nb::module_& m) {
       "`exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a "
       "stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the "
       "arrays; it is current meanwhile, and what was so before at the end. `stream`: the "
-      "consumer's, a CUstream and what keeps it, or what returns that for the ordinal; the memory "
+      "consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an "
+      "object "
+      "with the CUstream as `ptr`; the memory "
       "is JAX's again when it is past what it has at the view's end. None: no consumer is known, "
       "and the view is ready on a stream of ours.");
   m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),

@@ -433,7 +433,8 @@ def test_verify_in_place(x, xp):
     )
     np.testing.assert_allclose(looped(f, 20)(x), np.asarray(x) + 20, rtol=1e-6)
     stats = f.stats()
-    assert stats["calls"] == 20 and stats["captures"] >= 1 and stats["replays"] == 0
+    assert stats["calls"] == 20 and stats["captures"] >= 1
+    assert stats["captures"] + stats["replays"] == 19  # all but the first were compared
 
 
 def test_numba_is_captured(x, needs):

@@ -371,6 +371,15 @@ def test_the_way_out():
     assert (v.stream, exported[-1]) == (own, own)
     assert not jaxbridge.to_external(a, "cupy", copy=True).readonly
 
+    # A stream that comes as an object.
+    class Stream:
+        ptr = own
+    class WithObject(Adapter):
+        current_stream, stream_object = None, staticmethod(lambda ordinal: Stream())
+    _adapters._loaded["torch"] = WithObject()
+    v = jaxbridge.to_external(a, "torch")
+    assert (v.stream, exported[-1]) == (own, own)
+
     # Under a capture the host waits.
     import ctypes
     assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(own), ctypes.c_int(2)) == 0
@@ -408,8 +417,34 @@ def test_what_was_current_is_so_again():
         _core.stream_order(fake.stream(0), fake.stream(0), 0)
         _core.stream_order(fake.stream(1), fake.stream(1), 1)
         _compat.local_platforms = lambda: {"cpu", "cuda"}
+
+        class Part:
+            def addressable_data(self, index):
+                return self
+
+        def exported(left, fails):
+            # As an array on device 1 goes out, by steps that each make something current.
+            def stream(ordinal):
+                assert _core.current_context() == one
+                _core.make_current(left)
+                return 0, None
+            def export(part, stream):
+                _core.make_current(left)
+                return jaxbridge.buffer(block.ctypes.data, (4,), "f4", "cuda:1").__dlpack__(stream=-1)
+            def make(view):
+                _core.make_current(left)
+                if fails:
+                    raise KeyError("of the consumer")
+                return view
+            return _core.exporter(export, 1, stream, make, True)(Part())
+
         for before in (zero, one, 0):
             _core.make_current(before)
+            for left in (zero, one, 0):
+                v = exported(left, False)
+                assert _core.current_context() == before and v.stream == 0
+                raises(KeyError, "of the consumer", lambda: exported(left, True))
+                assert _core.current_context() == before
             for left in (zero, one, 0):
                 assert leaves(left) == left
                 assert _core.current_context() == before

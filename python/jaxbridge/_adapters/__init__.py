@@ -129,7 +129,11 @@ class Adapter(Protocol):
         """
 
     def current_stream(self, ordinal: int) -> tuple[int, Any]:
-        """The stream on which this thread's work on that device goes: its CUstream, and what keeps it."""
+        """The stream on which this thread's work on that device goes: its CUstream, and what keeps it.
+
+        `stream_object`, where an adapter has that too, returns it in less time, as an object which keeps it
+        and has the CUstream as `ptr`.
+        """
 
 
 class Source(Protocol):

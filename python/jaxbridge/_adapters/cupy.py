@@ -278,6 +278,9 @@ class CupyAdapter:
         stream = _current_stream(ordinal)
         return stream.ptr, stream
 
+    # The same in C.
+    stream_object = staticmethod(_current_stream)
+
     array_type = _ndarray
 
     def view_of(self, array: Any) -> "_core.View":
