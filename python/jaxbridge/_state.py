@@ -20,7 +20,7 @@ class _Made:
         self.value: Any = None
 
 
-# Which state each thread waits for that needs it to make another one.
+# Which state each thread waits for that needs it to make another one. Entries are made with the lock.
 _waiting: dict[int, _Made] = {}
 _waiting_lock = threading.Lock()
 
@@ -47,16 +47,18 @@ class States:
             return self._of_the_device(ordinal)
         if found is None:
             found = self._made.setdefault((ordinal, stream), _Made())
-        self._wait_for(found)
         try:
-            if not found.is_made:
-                self._fill(found)
+            self._wait_for(found)
+            with found.lock:
+                _waiting.pop(threading.get_ident(), None)
+                if not found.is_made:
+                    self._fill(found)
         finally:
-            found.lock.release()
+            _waiting.pop(threading.get_ident(), None)
         return found.value
 
     def _wait_for(self, made: _Made) -> None:
-        """Takes its lock; RuntimeError where who makes it waits, if only by others, for this thread."""
+        """Says that this thread waits; RuntimeError where who makes it waits, if only by others, for it."""
         me = threading.get_ident()
         with _waiting_lock:
             at: _Made | None = made
@@ -67,11 +69,6 @@ class States:
                     )
                 at = _waiting.get(at.maker)
             _waiting[me] = made
-        try:
-            made.lock.acquire()
-        finally:
-            with _waiting_lock:
-                _waiting.pop(me, None)
 
     def _of_the_device(self, ordinal: int) -> Any:
         """XLA captures on a stream of its own, what it has run before on another one."""
