@@ -110,7 +110,7 @@ class Callee:
         self.identities = {p: identities[id(f)] for p, f in self.functions.items()}
         # Whether content tells every function of it.
         self.is_told = all(map(_identity.is_told, identities.values()))
-        key = (*self.identities.items(), told.ids(), *self._told_by())
+        key = (*sorted(self.identities.items()), told.ids(), *self._told_by())
         counts = _counts.setdefault(key, Stats())
         # What was counted under another identity stays counted.
         so_far = self.stats() if self._witness is not None else {}
@@ -119,11 +119,10 @@ class Callee:
         self._witness = told  # last: another thread asks it whether all this is done
 
     def _told_by(self) -> tuple[Any, ...]:
-        """What else than the functions is in the text of each call."""
+        """What else than the functions is the same in the texts of all calls."""
         o = self.options
-        frameworks = tuple(self.frameworks.items())
         return (
-            frameworks,
+            *sorted(self.frameworks.items()),
             o.out,
             o.elementwise,
             o.graph,

@@ -305,12 +305,15 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
         self._eager = _eager.EagerCalls()  # after it: who has this one has the rule
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the Function was made, with those of Functions that are the same, options included.
+        """Counts since the Function was made, with those of Functions that are the same.
+
+        These have equal code, frameworks and name, and the same `out`, `elementwise`, `graph`, `scratch`
+        and `state`.
 
         Returns:
             calls: how often XLA called it.
             cache_hits: how many of the calls ran the function with addresses that were known; what is
-                captured or replayed is none of them.
+                captured, or replayed without a run, is none of them.
             replays: how many of the calls replayed a CUDA graph; with "verify" besides running.
             staged: how many of these replayed it on copies of their arrays, as calls on memory that
                 does not come again do where that costs less than running the function.

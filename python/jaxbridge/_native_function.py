@@ -213,8 +213,9 @@ def _types_in(declared: Any) -> Any:
     """Declared results, of which arrays stand for their types; a function that returns them is left."""
     if callable(declared) and not isinstance(declared, jax.ShapeDtypeStruct):
         return declared
+    arrays = (jax.Array, np.ndarray, np.generic)
     return jax.tree.map(
-        lambda x: _aval(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x, declared
+        lambda x: _aval(x) if isinstance(x, arrays) or _compat.is_ref(x) else x, declared
     )
 
 

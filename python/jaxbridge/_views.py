@@ -112,8 +112,11 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
 def _extents(what: str, shape: Any) -> tuple[int, ...]:
     """A shape, or the length of one axis."""
     try:
-        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        return tuple(map(operator.index, given))
+        return (operator.index(shape),)
+    except TypeError:
+        pass  # NumPy's arrays have the method, too
+    try:
+        return tuple(map(operator.index, shape))
     except TypeError:
         raise TypeError(f"{what}: shape is {shape!r}; expected lengths") from None
 

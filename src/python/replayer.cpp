@@ -60,6 +60,17 @@ void destroy(std::shared_ptr<const void> gone) {
   gone.reset();
 }
 
+// What is destroyed so at its end, also where Python raised.
+template <class T>
+struct destroyed_without_gil {
+  std::shared_ptr<T> it;
+
+  explicit destroyed_without_gil(std::shared_ptr<T> owned) noexcept : it(std::move(owned)) {}
+  destroyed_without_gil(const destroyed_without_gil&) = delete;
+  destroyed_without_gil& operator=(const destroyed_without_gil&) = delete;
+  ~destroyed_without_gil() { destroy(std::move(it)); }
+};
+
 // A launch waits where the device has been given more than it takes.
 template <class Launch>
 status without_gil(const Launch& launch) {
@@ -130,21 +141,18 @@ status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p
 replayer::made_staged replayer::record_staged(const dispatch::call& c,
                                               const std::shared_ptr<plan>& p,
                                               const captured_run& run_captured) {
-  auto area = [&] {
+  auto made_area = [&] {
     const nb::gil_scoped_release no_gil;  // it waits for the device
     return replay::staging_area::make(c, in_place_);
   }();
-  if (!area.ok()) return area.error();
+  if (!made_area.ok()) return made_area.error();
+  const destroyed_without_gil area(std::move(made_area.value()));
   std::vector<any_buffer> buffers;
   std::vector<cuda::memory_copy> list;
-  const dispatch::call on_it = area.value()->call_on_it(c, buffers);
-  made_graph recorded =
-      record(on_it, c.stream, p, run_captured, area.value(), area.value()->copies(c, list));
-  if (!recorded.ok()) {
-    destroy(std::move(area.value()));
-    return recorded.error();
-  }
-  return std::make_shared<const replay::staged_graph>(area.value(), recorded.value());
+  const dispatch::call on_it = area.it->call_on_it(c, buffers);
+  made_graph recorded = record(on_it, c.stream, p, run_captured, area.it, area.it->copies(c, list));
+  if (!recorded.ok()) return recorded.error();
+  return std::make_shared<const replay::staged_graph>(area.it, recorded.value());
 }
 
 status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
@@ -243,8 +251,10 @@ std::function<status()> replayer::graph_to_compare(const dispatch::call& c,
 
 bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
                         const captured_run& run_captured, const std::function<void()>& run) {
-  const std::function<status()> launch = graph_to_compare(c, p, run_captured);
-  if (launch == nullptr) return false;
+  // Nobody else may keep the graph in the end: the function may clear its own.
+  const destroyed_without_gil launch(
+      std::make_shared<const std::function<status()>>(graph_to_compare(c, p, run_captured)));
+  if (*launch.it == nullptr) return false;
 
   // What is updated in place, as it was; then the results of the replay, and those of the run.
   cuda::staging_layout layout;
@@ -278,7 +288,7 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
       if (std::any_of(in_place_.begin(), in_place_.end(), is_it)) continue;
       or_throw(cuda::fill(c.results[i].data, 0xA5, c.results[i].size_bytes(), c.stream));
     }
-    or_throw(launch());
+    or_throw((*launch.it)());
     for (std::size_t i = 0; i < c.results.size(); ++i) {
       or_throw(to_host(c.results[i], of_replay[i]));
     }

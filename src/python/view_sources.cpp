@@ -292,7 +292,10 @@ std::optional<consumer> consumer_of(nb::handle given, int ordinal) {
 // with the device's context current.
 result<std::optional<stream_ref>> ready_stream(int ordinal, std::optional<stream_ref> wanted) {
   if (!wanted) {
-    const result<stream_ref> ours = cuda::export_stream(ordinal);
+    const result<stream_ref> ours = [ordinal] {
+      const nb::gil_scoped_release no_gil;  // the first one is made
+      return cuda::export_stream(ordinal);
+    }();
     if (!ours.ok()) return ours.error();
     wanted = ours.value();
   }
@@ -330,7 +333,7 @@ nb::object export_array(const way_out& way, nb::object array) {
   std::optional<consumer> used_by;
   view v;
   if (way.ordinal) {
-    // With the GIL: JAX has the context already, and none of these calls waits for the device.
+    // With the GIL: JAX has the context already, and no question of these waits for the device.
     result<cuda::context_scope> entered = cuda::context_scope::enter(*way.ordinal);
     if (!entered.ok()) throw std::runtime_error(entered.error().message());
     on_device.emplace(std::move(entered).value());

@@ -115,8 +115,7 @@ TEST_F(last_use, what_is_being_asked_for_is_counted) {
   let_go();
   // The watching thread asks, and is kept there with the owner.
   api().gather("cuEventQuery", 2);
-  const std::size_t before = fake_cuda::count("cuEventQuery");
-  while (fake_cuda::count("cuEventQuery") == before) std::this_thread::yield();
+  while (api().gathered() == 0) std::this_thread::yield();
   EXPECT_EQ(release_unused(), 1u);
   api().gather("cuEventQuery", 0);
   api().hold_stream(stream_, hold::none);

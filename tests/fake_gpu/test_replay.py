@@ -314,9 +314,23 @@ def test_functions_with_other_options_have_counts_and_graphs_of_their_own():
     assert [f.stats()["replays"] for f, *_ in calls] == [0, 4, 2]
 
 
-def never_captured_or_copied(v, out):
+def test_the_order_of_what_was_given_makes_no_other_function():
+    def fn(v, out):
+        _core.copy(v, out)
+
+    both = [("cpu", "buffer"), ("cuda", "buffer")]
+    first, second = (
+        jaxbridge.call({"cuda": fn, "cpu": fn}, like, framework=dict(order), out="out")
+        for order in (both, both[::-1])
+    )
+    program, stream = Program(second, X), fake.stream()
+    program([array(N)], [array(N)], stream)
+    assert first.stats()["calls"] == second.stats()["calls"] == 1
+
+
+def never_captured_or_copied(v, out, raises=ValueError):
     if current().capturing:
-        raise ValueError("on purpose")
+        raise raises("on purpose")
     time.sleep(0.002)  # costs more than copies do
     _core.copy(v, out)
 
@@ -327,10 +341,18 @@ def copied_slowly(v, out):
     _core.copy(v, out)
 
 
+def interrupted(v, out):
+    never_captured_or_copied(v, out, KeyboardInterrupt)
+
+
 @pytest.mark.parametrize(
     "fn, waits_in",
-    [(never_captured_or_copied, "cuMemFree"), (copied_slowly, "cuGraphLaunch")],
-    ids=["memory of copies", "a launch that fails"],
+    [
+        (never_captured_or_copied, "cuMemFree"),
+        (interrupted, "cuMemFree"),
+        (copied_slowly, "cuGraphLaunch"),
+    ],
+    ids=["memory of copies", "where it is interrupted", "a launch that fails"],
 )
 def test_what_ends_or_waits_does_so_without_the_gil(fn, waits_in):
     """Another thread has to run for the call to go on, and runs once the call is in the driver."""
@@ -362,8 +384,46 @@ def test_what_ends_or_waits_does_so_without_the_gil(fn, waits_in):
     faulthandler.dump_traceback_later(60, exit=True)  # where no other thread can run
     try:
         thread.start()
-        with pytest.warns(RuntimeWarning, match="could not be captured"):
-            program([a], [b], stream)
+        if fn is interrupted:
+            with pytest.raises(RuntimeError, match="KeyboardInterrupt: on purpose"):
+                program([a], [b], stream)
+        else:
+            with pytest.warns(RuntimeWarning, match="could not be captured"):
+                program([a], [b], stream)
+            np.testing.assert_array_equal(b, a)
+        thread.join()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_a_graph_that_the_function_clears_ends_without_the_gil():
+    """What was compared last is kept by nobody else when it ends."""
+    import ctypes
+    import faulthandler
+
+    def fn(v, out):
+        _core.copy(v, out)
+        if clears:
+            f.clear()
+            fake("gather", None, name, ctypes.c_int(2))
+
+    f, clears, name = made(fn, graph="verify"), [], ctypes.c_char_p(b"cuGraphExecDestroy")
+    program, stream = Program(f, X), fake.stream()
+    a, b = array(N, 1), array(N)
+    for _ in range(3):
+        program([a], [b], stream)
+    clears.append(True)
+
+    def release():
+        while not fake("gathered", ctypes.c_int):
+            pass
+        fake("gather", None, name, ctypes.c_int(0))
+
+    thread = threading.Thread(target=release)
+    faulthandler.dump_traceback_later(60, exit=True)
+    try:
+        thread.start()
+        program([a], [b], stream)
         thread.join()
     finally:
         faulthandler.cancel_dump_traceback_later()

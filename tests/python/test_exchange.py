@@ -577,4 +577,6 @@ def test_errors_say_what_was_given():
         with pytest.raises(BufferError, match="JAX has no such device in this process"):
             jaxbridge.view(jnp.ones(3)).__dlpack__(dl_device=(2, 0))
     block = jaxbridge.empty(4, np.float32)
-    assert jaxbridge.buffer(block.ctypes.data, 4, "f4", "cpu", owner=block).shape == (4,)
+    for shape, extents in ((4, (4,)), (np.array([2, 2]), (2, 2)), ([np.int8(4)], (4,))):
+        v = jaxbridge.buffer(block.ctypes.data, shape, "f4", "cpu", owner=block)
+        assert v.shape == extents and jaxbridge.empty(shape, np.float32).shape == extents

@@ -189,6 +189,8 @@ def test_results_by_the_caller(ops):
     for declared in (spec, jnp.zeros((2, 2), jnp.float32), lambda value: spec):
         filled = ops.fill(1.5, result_shape_dtypes=declared)
         np.testing.assert_array_equal(filled, np.full((2, 2), 1.5))
+    with pytest.raises(TypeError, match="hold.*numpy.float32.*expected a tuple of lengths"):
+        ops.fill(1.5, result_shape_dtypes=[np.float32])
     with pytest.raises(ValueError, match="vmap_method is 'foo'; expected one of sequential"):
         jaxbridge.load(ops.path, vmap_method="foo")
     with pytest.raises(

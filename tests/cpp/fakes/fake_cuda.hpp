@@ -89,6 +89,8 @@ struct control {
   /// Every call of `symbol` waits until `threads` threads are in it: all of them then find the same
   /// state. threads = 0 takes it back.
   void (*gather)(const char* symbol, int threads);
+  /// How many came since then.
+  int (*gathered)();
 
   std::size_t (*calls)();
   bool (*call_at)(std::size_t index, call* to);

@@ -127,6 +127,11 @@ const fake_cuda::control the_control = {
           now->gathered = 0;
           changed.notify_all();
         },
+    .gathered =
+        [] {
+          const std::lock_guard<std::mutex> hold_lock(lock);
+          return now->gathered;
+        },
     .calls =
         [] {
           const std::lock_guard<std::mutex> hold_lock(lock);
