@@ -80,28 +80,29 @@ def _view_as_bytes(buffer: "_core.Buffer") -> Any:
     return torch.as_tensor(array, device=device).view(dtype)
 
 
+def _current_stream_in_a_tuple(ordinal: int) -> tuple[Any, ...]:
+    return (torch.cuda.current_stream(ordinal),)
+
+
 # What torch's public functions call, to which they add objects and checks: three times as much.
 _has_quick_streams = all(
     hasattr(torch._C, name)
     for name in ("_cuda_getDevice", "_cuda_getCurrentStream", "_cuda_setStream")
 )
+_current_device: Any = torch.cuda.current_device
+_stream_on: Any = _current_stream_in_a_tuple
+_set_stream: Any = torch.cuda.set_stream  # makes its device current, too
 if _has_quick_streams:
     _current_device = torch._C._cuda_getDevice
     _stream_on = torch._C._cuda_getCurrentStream
-    _set_stream = torch._C._cuda_setStream  # makes its device current, too
+    _set_stream = torch._C._cuda_setStream
 
-    def _as_set(stream: Any) -> tuple[Any, ...]:
-        """A stream as `_stream_on` returns it, and `_set_stream` takes it apart."""
+
+def _as_set(stream: Any) -> tuple[Any, ...]:
+    """A stream as `_stream_on` returns it, and `_set_stream` takes it apart."""
+    if _has_quick_streams:
         return stream.stream_id, stream.device_index, stream.device_type
-else:
-    _current_device = torch.cuda.current_device
-    _set_stream = torch.cuda.set_stream
-
-    def _stream_on(ordinal: int) -> tuple[Any, ...]:
-        return (torch.cuda.current_stream(ordinal),)
-
-    def _as_set(stream: Any) -> tuple[Any, ...]:
-        return (stream,)
+    return (stream,)
 
 
 def _make_stream(ordinal: int, stream: int) -> Any:
