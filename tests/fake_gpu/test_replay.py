@@ -3,7 +3,6 @@
 
 import gc
 import threading
-import time
 import weakref
 
 import fake_gpu
@@ -11,7 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_gpu import N, Program, X, array, copies, fake, like, made, never_again
+from fake_gpu import (
+    N,
+    Program,
+    X,
+    array,
+    copied_slowly,
+    copies,
+    fake,
+    like,
+    longer_than_copies,
+    made,
+    never_again,
+)
 
 import jaxbridge
 from jaxbridge import _adapters, _core, current, errors
@@ -50,12 +61,7 @@ def test_keys_are_exact():
 
 
 def test_memory_that_never_comes_again(monkeypatch):
-    def slow(v, out):
-        if not current().capturing:
-            time.sleep(0.002)  # costs more than copies do
-        _core.copy(v, out)
-
-    f = made(slow, graph="replay")
+    f = made(copied_slowly, graph="replay")
     program, stream = Program(f, X), fake.stream()
     kept = never_again(program, 50, stream)
     stats = f.stats()
@@ -89,8 +95,7 @@ def test_a_quick_function_is_not_staged():
 
 def test_in_place_on_copies():
     def fn(v):
-        if not current().capturing:
-            time.sleep(0.002)
+        longer_than_copies()
         _core.fill(v, 0)
 
     f = made(fn, inout={0: 0}, out=None, graph="replay")
@@ -232,112 +237,13 @@ def test_graphs_end_with_clear():
     assert ref() is None
 
 
-# ---- verify --------------------------------------------------------------------------------------
-
-
-def test_verify_agrees():
-    f = made(copies, graph="verify")
-    program, stream = Program(f, X), fake.stream()
-    a, b = array(N), array(N)
-    for k in range(5):
-        a[:] = k
-        program([a], [b], stream)
-        np.testing.assert_array_equal(b, k)
-    stats = f.stats()
-    assert (stats["calls"], stats["captures"], stats["replays"]) == (5, 1, 3)
-
-
-def test_verify_finds_what_is_frozen():
-    value = 1
-    f = made(lambda v, out: _core.fill(out, value), graph="verify", name="test.frozen")
-    program, stream = Program(f, jnp.zeros(N, jnp.int32)), fake.stream()
-    a, b = np.zeros(N, np.int32), np.zeros(N, np.int32)
-    for _ in range(3):
-        program([a], [b], stream)
-    value = 2
-    with pytest.raises(
-        RuntimeError, match=r"test\.frozen: a replay .* element 0 of result 0.*16843009"
-    ):
-        program([a], [b], stream)
-    assert (b == 0x02020202).all()  # what the function itself gives
-    value = 1
-    program([a], [b], stream)
-
-
-def test_verify_finds_what_is_frozen_on_copies():
-    """On memory that does not come again, as replays are made there."""
-    value, runs = 1, 0
-
-    def fn(v):
-        nonlocal runs
-        runs += 1
-        if not current().capturing:
-            time.sleep(0.002)  # costs more than copies do
-        _core.fill(v, value)
-
-    f = made(fn, inout={0: 0}, out=None, graph="verify")
-    program, stream = Program(f, X), fake.stream()
-    kept = [array(N, k) for k in range(14)]
-    for a in kept[:12]:
-        program([a], [a], stream)
-        assert (a.view(np.uint8) == 1).all()
-    stats = f.stats()
-    assert (stats["calls"], stats["captures"], stats["replays"]) == (12, 1, 3)
-    assert stats["staged"] == 3 and runs == 13
-    value = 2
-    with pytest.raises(RuntimeError, match="ReplayError: .*a replay of the function's CUDA graph"):
-        program([kept[12]], [kept[12]], stream)
-    assert (kept[12].view(np.uint8) == 2).all()  # what the function itself gives
-    value = 1
-    program([kept[13]], [kept[13]], stream)
-
-
-def test_functions_with_other_options_have_counts_and_graphs_of_their_own():
-
-    def fn(v, out):  # told by its content
-        _core.copy(v, out)
-
-    plain, fast, named = (
-        jaxbridge.call(fn, like, framework="buffer", out="out", **options)
-        for options in ({}, {"graph": "replay"}, {"graph": "replay", "name": "test.counted"})
-    )
-    stream = fake.stream()
-    calls = [(f, Program(f, X), array(N), array(N)) for f in (plain, fast, named)]
-    for n, (_, program, a, b) in zip((7, 5, 3), calls, strict=True):
-        for _ in range(n):
-            program([a], [b], stream)
-    assert [f.stats()["calls"] for f, *_ in calls] == [7, 5, 3]
-    assert [f.stats()["captures"] for f, *_ in calls] == [0, 1, 1]
-    plain.clear()
-    for _, program, a, b in calls[1:]:
-        program([a], [b], stream)
-    assert [f.stats()["replays"] for f, *_ in calls] == [0, 4, 2]
-
-
-def test_the_order_of_what_was_given_makes_no_other_function():
-    def fn(v, out):
-        _core.copy(v, out)
-
-    both = [("cpu", "buffer"), ("cuda", "buffer")]
-    first, second = (
-        jaxbridge.call({"cuda": fn, "cpu": fn}, like, framework=dict(order), out="out")
-        for order in (both, both[::-1])
-    )
-    program, stream = Program(second, X), fake.stream()
-    program([array(N)], [array(N)], stream)
-    assert first.stats()["calls"] == second.stats()["calls"] == 1
+# ---- what ends -----------------------------------------------------------------------------------
 
 
 def never_captured_or_copied(v, out, raises=ValueError):
     if current().capturing:
         raise raises("on purpose")
-    time.sleep(0.002)  # costs more than copies do
-    _core.copy(v, out)
-
-
-def copied_slowly(v, out):
-    if not current().capturing:
-        time.sleep(0.002)
+    longer_than_copies()
     _core.copy(v, out)
 
 
@@ -396,80 +302,6 @@ def test_what_ends_or_waits_does_so_without_the_gil(fn, waits_in):
         faulthandler.cancel_dump_traceback_later()
 
 
-def test_a_graph_that_the_function_clears_ends_without_the_gil():
-    """What was compared last is kept by nobody else when it ends."""
-    import ctypes
-    import faulthandler
-
-    def fn(v, out):
-        _core.copy(v, out)
-        if clears:
-            f.clear()
-            fake("gather", None, name, ctypes.c_int(2))
-
-    f, clears, name = made(fn, graph="verify"), [], ctypes.c_char_p(b"cuGraphExecDestroy")
-    program, stream = Program(f, X), fake.stream()
-    a, b = array(N, 1), array(N)
-    for _ in range(3):
-        program([a], [b], stream)
-    clears.append(True)
-
-    def release():
-        while not fake("gathered", ctypes.c_int):
-            pass
-        fake("gather", None, name, ctypes.c_int(0))
-
-    thread = threading.Thread(target=release)
-    faulthandler.dump_traceback_later(60, exit=True)
-    try:
-        thread.start()
-        program([a], [b], stream)
-        thread.join()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    np.testing.assert_array_equal(b, a)
-
-
-def test_verify_puts_back_what_is_in_place():
-    """Each of the two starts from the argument as it was: what it has is copied out, then cleared."""
-
-    def moves(v, out):
-        _core.copy(v, out)
-        _core.fill(v, 0)
-
-    f = made(moves, lambda v: (v, v), inout={0: 0}, graph="verify")
-    program, stream = Program(f, X), fake.stream()
-    a, b = array(N), array(N)
-    for k in range(1, 5):
-        a[:] = k
-        program([a], [a, b], stream)
-        assert (a == 0).all() and (b == k).all()
-    assert f.stats()["captures"] == 1
-
-
-def test_comparison():
-    from jaxbridge import _replay
-
-    f32 = np.float32
-
-    def differ(run, replay):
-        return _replay._difference(np.asarray(run), np.asarray(replay))
-
-    assert differ(f32([1, np.nan, np.inf, 0.0]), f32([1 + 1e-6, np.nan, np.inf, -0.0])) is None
-    assert differ(f32([1, 2]), f32([1, 2.1]))[0] == 1
-    assert differ(f32([1e6, 1, 1]), f32([1e6, 100, 1]))[0] == 1
-    assert differ(f32([1, 2]), f32([1, 2.0002]))[0] == 1
-    assert differ(f32([]), f32([])) is None
-    assert differ(f32([np.inf]), f32([-np.inf])) is not None
-    assert differ(f32([np.nan]), f32([1])) is not None
-    assert differ(np.int32([1, 2]), np.int32([1, 3])) == (1, 2, 3)
-    assert differ(np.complex64([1 + 1j]), np.complex64([1 + 1.1j])) is not None
-    assert differ(np.complex64([1 + 1j]), np.complex64([1 + 1.000001j])) is None
-    half = jnp.bfloat16
-    assert differ(np.asarray([1, 2], half), np.asarray([1, 2.0], half)) is None
-    assert differ(np.asarray([1, 2], half), np.asarray([1, 3], half)) is not None
-
-
 # ---- one inside the other ------------------------------------------------------------------------
 
 
@@ -477,8 +309,7 @@ def test_a_staged_call_inside_a_capture():
     """Its copies are not those of the call around it."""
 
     def small(v, out):
-        if not current().capturing:
-            time.sleep(0.002)
+        longer_than_copies()
         _core.copy(v, out)
 
     inner = made(small, graph="replay")
@@ -494,7 +325,7 @@ def test_a_staged_call_inside_a_capture():
         if current().capturing:
             call_inner()
         else:
-            time.sleep(0.002)
+            longer_than_copies()
         _core.copy(v, out)
 
     def twelve_times():
@@ -641,21 +472,6 @@ def test_a_launch_that_fails_is_not_kept():
         program([a], [b], stream)
         np.testing.assert_array_equal(b, k)
     assert f.stats()["replays"] == 0
-
-
-def test_verify_sees_what_a_replay_does_not_write():
-    def writes_one_of_two(v, out):
-        first, second = out
-        _core.copy(v, first)
-        if not current().capturing:
-            _core.copy(v, second)
-
-    f = made(writes_one_of_two, lambda v: (v, v), graph="verify")
-    program, stream = Program(f, X), fake.stream()
-    a, b, c = array(N, 1), array(N), array(N)
-    program([a], [b, c], stream)
-    with pytest.raises(RuntimeError, match="ReplayError.*result 1"):
-        program([a], [b, c], stream)
 
 
 def test_packed_and_narrow_types():
