@@ -437,6 +437,50 @@ def test_verify_in_place(x, xp):
     assert stats["captures"] + stats["replays"] == 19  # all but the first were compared
 
 
+def test_verify_on_memory_that_never_comes_again(x, xp):
+    """What is compared there is the replay on copies; a counter of Python's is frozen in it."""
+    count, counts_up = [1.0], [False]
+
+    def fn(v, out):
+        count[0] += counts_up[0]
+        xp.add(v, count[0], out=out)
+
+    f = jaxbridge.call(
+        fn,
+        like,
+        framework=xp.__name__,
+        graph="verify",
+        out="out",
+        name=f"test.counts.{xp.__name__}",
+    )
+    program = jax.jit(f)
+    inputs, outs = as_many_arrays(program, x, 40)
+    for v, out in zip(inputs, outs, strict=True):
+        np.testing.assert_allclose(out, np.asarray(v) + 1, rtol=1e-6)
+    stats = f.stats()
+    assert stats["captures"] == 1 and stats["fallbacks"] == []
+    assert stats["staged"] == stats["replays"] >= 25
+    counts_up[0] = True
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ReplayError.*gave other values"):
+        outs.append(program(x + 100).block_until_ready())
+    counts_up[0] = False
+    np.testing.assert_allclose(program(x + 200), np.asarray(x) + 200 + count[0], rtol=1e-6)
+
+
+def test_verify_on_copies_in_place(x, xp):
+    def fn(v):
+        v *= 3
+
+    f = jaxbridge.call(
+        fn, like, framework=xp.__name__, graph="verify", inout={0: 0}, name=f"thrice.{xp.__name__}"
+    )
+    inputs, outs = as_many_arrays(jax.jit(f), x, 40)
+    for v, out in zip(inputs, outs, strict=True):
+        np.testing.assert_allclose(out, np.asarray(v) * 3, rtol=1e-6)
+    stats = f.stats()
+    assert stats["staged"] >= 1 and stats["fallbacks"] == []
+
+
 def test_numba_is_captured(x, needs):
     needs("numba_cuda")
     from numba import cuda
