@@ -48,14 +48,29 @@ def pair(
         trees: Any = (a_tree, r_tree)
         if trees[0] != trees[1] or not all(isinstance(x, Slot) for x in a):
             raise TypeError(
-                f"{name}: inout: argument {argument!r} and result {position} are not trees of "
-                f"the same arrays"
+                f"{name}: inout: argument {argument!r} is {_shown(a, a_tree)}, and result {position} "
+                f"{_shown(r, r_tree)}; expected one tree of arrays. A tuple or list of results is several "
+                f"results: where such an argument is to be one of them, declare (result,)"
             )
         pairs += [(x.index, y.index) for x, y in zip(a, r, strict=True)]
     taken = {position for _, position in inout}
     remaining = [e for i, e in enumerate(entries) if i not in taken]
     own = remaining[0] if len(remaining) == 1 else tuple(remaining) or None
     return pairs, own
+
+
+def _shown(leaves: Sequence[Any], tree: Any) -> str:
+    """A tree as messages show it: `*` for an array."""
+    if not leaves:
+        return "no array"
+    marks = ["*" if isinstance(x, Slot) else repr(x) for x in leaves]
+    return str(jax.tree.unflatten(tree, [_Mark(m) for m in marks]))
+
+
+class _Mark(str):
+    __slots__ = ()
+
+    __repr__ = str.__str__
 
 
 def check(

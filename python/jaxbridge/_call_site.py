@@ -4,6 +4,7 @@
 import collections
 import dataclasses
 import functools
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -36,8 +37,9 @@ class Registration:
         self._stats.live.add(self)
 
     def clear(self) -> None:
-        """Forgets plans, graphs and states."""
-        self._states.clear()
+        """Forgets plans, graphs and states; not what XLA's own graphs work with, which stay."""
+        if self.site.options.graph != "xla":
+            self._states.clear()
         self.target.clear_plans()
 
     def end(self) -> None:
@@ -71,7 +73,7 @@ def _graph_mode(asked: str) -> str:
 
 
 class Hold:
-    """Keeps a call registered: an executable has one, and the process one of each durable call.
+    """Keeps a call registered: each executable has one, and the process one of each durable call.
 
     Holds are counted, since a weak reference could bring back what another thread is just giving up.
     """
@@ -81,7 +83,17 @@ class Hold:
 
     @property
     def is_durable(self) -> bool:
-        return self.registration.key in _durable
+        site = self.registration.site
+        return site.durable and site.key == self.registration.key
+
+    def __reduce__(self) -> Any:
+        # Of an executable that is serialized: where it is loaded it finds a durable call by its text.
+        if self.is_durable:
+            return type(None), ()
+        raise pickle.PicklingError(
+            f"{self.registration.site.name}: an executable with an anonymous function cannot be "
+            f"serialized, since no other process could find the function; give it a name"
+        )
 
     def __del__(self) -> None:
         # At exit the module's names can be gone already.
@@ -93,15 +105,39 @@ class Hold:
             if last.holds == 0 and _registrations.get(last.key) is last:
                 del _registrations[last.key]
                 last.end()
+                _registration_lock.gone.append(last)
 
 
-# A key has one registration, which its executables share; the process holds that of a durable call.
-# Bounded: who calls one that had to go finds it again by its text.
-# Reentrant: a collection inside can end a Hold.
+class _RegistrationLock:
+    """Reentrant: a collection inside can end a Hold. What ended is destroyed when the lock is free.
+
+    A target's graphs wait for the device, which may wait for a thread that wants the lock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self.gone: list[Registration] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        gone: list[Registration] = []
+        self._depth -= 1
+        if self._depth == 0:
+            gone, self.gone = self.gone, gone
+        self._lock.release()
+        del gone
+
+
+# A key has one registration, which its executables share; the process holds that of a durable call, for
+# executables that were made elsewhere. Bounded: who calls one that had to go finds it again by its text.
 _registrations: dict[int, Registration] = {}
 _durable: collections.OrderedDict[int, Hold] = collections.OrderedDict()
 _most_durable = 4096
-_registration_lock = threading.RLock()
+_registration_lock = _RegistrationLock()
 
 
 def target_of_part(whole: int, text: str, types: tuple[Any, Any]) -> Any | None:
@@ -125,7 +161,7 @@ def target_of_part(whole: int, text: str, types: tuple[Any, Any]) -> Any | None:
 
 
 def forget_durable(callee: "Callee") -> None:
-    """Gives up what the process holds of a Function; a program that calls it finds it again."""
+    """Gives up what the process holds of a Function; a program of elsewhere finds it again."""
     with _registration_lock:
         forgotten = [
             _durable.pop(key)

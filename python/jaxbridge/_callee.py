@@ -264,7 +264,10 @@ class Callee:
     def framework_on(self, platform: str) -> str:
         """The framework whose arrays the function gets on `platform`."""
         if platform not in self.frameworks:
-            raise PlatformError(f"{self.name}: framework= names none for {platform}")
+            raise PlatformError(
+                f"{self.name}: framework= names none for {platform}, where the call is made; add one, for "
+                f"example {{'cpu': 'numpy', 'cuda': 'cupy'}}"
+            )
         framework = self.frameworks[platform]
         if platform not in frameworks[framework]:
             raise PlatformError(

@@ -8,7 +8,6 @@ for each, run on the oldest and the newest JAX.
 import contextlib
 import functools
 import math
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import util as _util
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax as _jax_lib
 from jax._src.lib.mlir import ir as _ir
@@ -43,7 +43,8 @@ jax_version: tuple[int, ...] = tuple(
 oldest_jax: tuple[int, ...] = (0, 8, 0)
 # Of all arrays that have memory: `isinstance(x, jax.Array)`, true of tracers too, takes five times as long.
 array_type: Any = _array.ArrayImpl
-# Public in jax.extend, whose import brings Pallas and takes as long as the rest of ours (0.11, 0.12).
+# Public in jax.extend, whose import brings Pallas and takes as long as the rest of ours (0.11, 0.12); and
+# with Pallas come settings that are part of what JAX knows traced programs by: all are traced again.
 Primitive: Any = _core.Primitive
 ir: Any = _ir
 
@@ -288,9 +289,7 @@ wait_where_refs_deadlock()
 @functools.cache
 def local_platforms() -> frozenset[str]:
     """The platforms that this process has devices of: "cpu", "cuda"."""
-    from jax.extend import backend
-
-    return frozenset(backend.backends())
+    return frozenset(_xla_bridge.backends())
 
 
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:
@@ -360,29 +359,25 @@ def wait_for_programs(seconds: float) -> None:
 class _KeptAlive:
     """A host callback that is never called, for what it holds."""
 
-    def __init__(self, thing: Any, name: str) -> None:
+    def __init__(self, thing: Any) -> None:
         self._thing = thing
-        self._name = name
 
     def __call__(self, *_: Any) -> None: ...
 
-    def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            f"{self._name}: an executable with an anonymous function cannot be serialized, since no "
-            f"other process could find the function; give it a name"
-        )
 
+def keep_alive(ctx: Any, thing: Any, *, in_runs: bool) -> None:
+    """Keeps `thing` as long as the executable that a lowering is for; `in_runs`: as long as that runs.
 
-def keep_alive(ctx: Any, thing: Any, name: str) -> None:
-    """Keeps `thing` as long as the executable that a lowering is for, and as long as that runs.
+    An executable that is serialized takes it along.
 
     A keepalive of JAX's lives as long as the executable's Python object. On the CPU a run can outlive
     that: `jax.jit(lambda x: ...)(x)` gives it up with the lambda, when a long program has just begun.
-    A host callback belongs to the executable that XLA runs. This one is never called. On CUDA a run
-    has called us before it is dispatched, and a host callback would slow dispatch down.
+    A host callback belongs to the executable that XLA runs. This one is never called, but keeps the
+    executable out of JAX's compile cache. On CUDA a run has called us before it is dispatched, and a
+    host callback would slow dispatch down.
     """
-    if "cpu" in lowering_platforms(ctx):
-        ctx.module_context.add_host_callback(_KeptAlive(thing, name))
+    if in_runs and "cpu" in lowering_platforms(ctx):
+        ctx.module_context.add_host_callback(_KeptAlive(thing))
     else:
         ctx.module_context.add_keepalive(thing)
 

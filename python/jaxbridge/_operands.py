@@ -25,14 +25,19 @@ def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
         treedef: of the arguments.
 
     Raises:
-        TypeError: an array that JAX does not have; the message names the argument.
+        TypeError: an array that JAX does not have, or of another library; the message names the
+            argument.
     """
     positions = []
     for position, leaf in enumerate(leaves):
         if type(leaf) is not _compat.array_type:
-            if type(leaf) in _never or not is_operand(leaf):
+            if type(leaf) in _never:
                 continue
-            leaves[position] = as_operand(leaf, functools.partial(_where, name, position, treedef))
+            where = functools.partial(_where, name, position, treedef)
+            if not is_operand(leaf):
+                _check_static(leaf, where)
+                continue
+            leaves[position] = as_operand(leaf, where)
         positions.append(position)
     return positions
 
@@ -67,6 +72,19 @@ def is_operand(leaf: Any) -> bool:
         or hasattr(type(leaf), "__jax_array__")
         or _compat.is_typed_literal(leaf)
     )
+
+
+def _check_static(leaf: Any, where: Callable[[], str]) -> None:
+    """Raises TypeError for an array of another library: what is static is part of the program."""
+    kind = type(leaf)
+    if any(hasattr(kind, protocol) for protocol in _protocols):
+        raise TypeError(
+            f"{where()} is a {kind.__module__}.{kind.__qualname__}, an array of another library, which is "
+            f"no argument of JAX's; pass jaxbridge.from_external(x)"
+        )
+
+
+_protocols = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
 
 
 def _where(name: str, position: int, treedef: Any) -> str:

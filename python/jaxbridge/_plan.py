@@ -5,7 +5,6 @@ A plan is made once for each platform and list of shapes. Everything that can be
 then. The core makes the views and calls the function itself, or `work` where more than that is to be done.
 """
 
-import cmath
 import functools
 import gc
 import sys
@@ -19,19 +18,15 @@ import numpy as np
 from . import _adapters, _config, _core, _frames
 from ._context import current
 from ._errors import InputChangedError, ResultError, ViewKeptError, add_note
+from ._returned import Described, Finish, finisher
 from ._spec import Slot, Template
 from ._state import States
 
 if TYPE_CHECKING:
     from ._call_site import CallSite
 
-Described = Sequence[tuple[Any, tuple[int, ...]]]
 # Of operand views, views of the function's own results, and all result buffers.
 Work = Callable[[list[Any], list[Any], list[Any]], None]
-# Of what the function returned, views of its own results, and all result buffers.
-Finish = Callable[[Any, list[Any], list[Any]], None]
-
-_no_rule_for_scalar = object()
 
 
 def make_plan(
@@ -67,7 +62,7 @@ def make_plan(
     has_scope = not staged and adapter.scopes(platform)
     checks_memory = adapter.always_checks_memory or _config.debug
     checks_inputs = adapter.always_checks_inputs or _config.debug
-    finish = _finisher(site, adapter, [results[i] for i in own])
+    finish = finisher(site, adapter, [results[i] for i in own])
     how: dict[str, Any] = {
         "operand_viewers": [viewer(d) for d in operands],
         "own_viewers": [(i, viewer(results[i])) for i in own],
@@ -93,7 +88,7 @@ def make_plan(
             arguments=positions,
             keywords=keywords or None,
             finish=finish,
-            writes=site.out is not None,
+            writes=site.out is not None or not own,
         )
     work = _caller(site, fn, arguments, adapter, finish, checks_memory)
     if checks_memory and site.in_place:
@@ -172,7 +167,7 @@ def _caller(
     fn: Callable[..., Any],
     arguments: Template,
     adapter: Any,
-    finish: "Finish | None",
+    finish: Finish,
     checks: bool,
 ) -> Work:
     """Calls the function on views of the operands, and takes its results."""
@@ -198,8 +193,7 @@ def _caller(
                     raise _moved(site, f"result{paths[position]}")
             if value is None or value is results:
                 return
-        if finish is not None:
-            finish(value, own, buffers)
+        finish(value, own, buffers)
 
     return work
 
@@ -216,157 +210,6 @@ def check_array(name: str, adapter: Any, dtype: Any, ndim: int, platform: str) -
             f'{name}: framework="{adapter.name}" has arrays of {adapter.max_ndim} axes at most, and '
             f'this one has {ndim}; reshape it before the call, or use framework="buffer"'
         )
-
-
-def _finisher(site: "CallSite", adapter: Any, expected: Described) -> "Finish | None":
-    """Checks what the function returned, and copies results that it did not write itself."""
-    if site.out is not None or (not expected and site.options.inout):
-        check = _returned_check(site, adapter)
-        return lambda value, own, buffers: None if value is None else check(value, buffers)
-    return _result_writer(site, adapter, expected) if expected else None
-
-
-def _result_writer(site: "CallSite", adapter: Any, expected: Described) -> Finish:
-    """Checks what the function returned against `expected`, then copies it into the results."""
-    store, signature = adapter.store, adapter.signature
-    tree = site.own_results
-    paths = tree.paths()
-    treedef: Any = jax.tree.structure(tree.fill([0] * len(expected)))
-
-    def checked(value: Any, position: int) -> Any:
-        dtype, shape = expected[position]
-        got = signature(value)
-        if got is None:
-            try:
-                scalar = _as_scalar(value, dtype, shape)
-            except OverflowError:
-                raise ResultError(
-                    f"{site.name}: result{paths[position]}: {value!r} does not fit "
-                    f"{_text(dtype, shape)}"
-                ) from None
-            if scalar is not _no_rule_for_scalar:
-                return scalar
-            raise ResultError(
-                f"{site.name}: result{paths[position]}: expected an array of {adapter.name}, "
-                f"{_text(dtype, shape)}, got {type(value).__module__}.{type(value).__qualname__}"
-                f"{_hint(value)}"
-            )
-        if (got[0] != shape and (shape or got[0] != adapter.scalar_shape)) or got[1] != dtype:
-            raise ResultError(
-                f"{site.name}: result{paths[position]}: expected {_text(dtype, shape)}, "
-                f"got {_text(got[1], got[0])}; change the declared result or convert in the function"
-            )
-        return value
-
-    if isinstance(tree.tree, Slot):
-        return lambda value, own, buffers: store(checked(value, 0), own[0])
-
-    def write(value: Any, own: list[Any], buffers: list[Any]) -> None:
-        leaves, got = jax.tree.flatten(value)
-        if treedef != got:
-            leaves, plain = jax.tree.flatten(_plain_tuples(value))
-            if treedef != plain:
-                raise ResultError(
-                    f"{site.name}: expected the results {_structure(treedef)}, got {_structure(got)}"
-                    f"{_hint(value)}"
-                )
-        # Everything is checked before anything is written.
-        values = [checked(leaf, position) for position, leaf in enumerate(leaves)]
-        for leaf, view in zip(values, own, strict=True):
-            store(leaf, view)
-
-    return write
-
-
-def _returned_check(site: "CallSite", adapter: Any) -> Callable[[Any, list[Any]], None]:
-    """What looks at the value that a function returned which writes its results.
-
-    Many return the arrays that they have written. Another array was to be a result, and nobody would
-    see that the result is what was in that memory before.
-    """
-
-    def is_written(array: Any, buffers: list[Any]) -> bool:
-        address = _address(array, adapter)
-        return 0 in array.shape or any(b.pointer <= address < b.pointer + b.nbytes for b in buffers)
-
-    def check(value: Any, buffers: list[Any]) -> None:
-        for leaf in jax.tree.leaves(value):
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_written(leaf, buffers):
-                got = f"returned an array, {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-                if site.out is not None:
-                    raise ResultError(
-                        f"{site.name}: the function {got}, although out={site.out!r} says that it "
-                        f"writes its results; write to the array that it gets there, or drop out="
-                    )
-                raise ResultError(
-                    f"{site.name}: the function {got}, although all results are arguments in place "
-                    f"(inout=); write to the argument, or declare one more result"
-                )
-
-    return check
-
-
-def _address(array: Any, adapter: Any) -> int:
-    """Where an array has its memory, also one of another framework; -1 where nobody can tell."""
-    try:
-        return adapter.memory(array)[0]
-    except Exception:
-        try:
-            interface = getattr(array, "__cuda_array_interface__", None)
-            return (interface or np.asarray(array).__array_interface__)["data"][0]
-        except Exception:
-            return -1
-
-
-def _plain_tuples(value: Any) -> Any:
-    """`value` with plain tuples for named ones, which NumPy's linalg and SciPy return."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain_tuples, value))
-    if type(value) is list:
-        return list(map(_plain_tuples, value))
-    if type(value) is dict:
-        return {key: _plain_tuples(v) for key, v in value.items()}
-    return value
-
-
-def _hint(value: Any) -> str:
-    if value is not None:
-        return ""
-    return (
-        "; say out= where the function writes its results, or inout= where it updates an argument"
-    )
-
-
-def _structure(treedef: Any) -> str:
-    return str(treedef).removeprefix("PyTreeDef(").removesuffix(")")
-
-
-def _text(dtype: Any, shape: tuple[int, ...]) -> str:
-    dtype = np.dtype(dtype)
-    # The name does not tell the byte order.
-    name = dtype.name if dtype.isnative else f"{dtype.name} ({dtype.str})"
-    return f"{name}[{','.join(map(str, shape))}]"
-
-
-def _as_scalar(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """A Python number as a rank-0 result of a kind that can hold it, as weak types have it."""
-    kinds = {bool: "b", int: "iufc", float: "fc", complex: "c"}
-    if shape != () or type(value) not in kinds:
-        return _no_rule_for_scalar
-    kind = (
-        "b"
-        if dtype == np.bool_
-        else "c"
-        if jax.numpy.issubdtype(dtype, np.complexfloating)
-        else ("f" if jax.numpy.issubdtype(dtype, np.floating) else "i")
-    )
-    if kind not in kinds[type(value)]:
-        return _no_rule_for_scalar
-    with np.errstate(over="ignore"):
-        scalar = np.asarray(value, dtype)
-    if kind in "fc" and cmath.isfinite(value) and not np.isfinite(scalar):
-        raise OverflowError
-    return scalar
 
 
 def _checking_inputs(site: "CallSite", adapter: Any, work: Work) -> Work:

@@ -180,7 +180,14 @@ def _wait_on_cpu(operands: Sequence[Any]) -> None:
     arrays = [x for x in operands if type(x) is _compat.array_type or _compat.is_concrete_ref(x)]
     if arrays and next(iter(arrays[0].sharding.device_set)).platform == "cpu":
         for x in arrays:
-            _compat.wait_until_ready(x)
+            try:
+                _compat.wait_until_ready(x)
+            except jax.errors.JaxRuntimeError as error:
+                if type(x) is _compat.array_type and x.is_deleted():
+                    raise RuntimeError(
+                        f"an argument was deleted or donated, {x.dtype}[{','.join(map(str, x.shape))}]"
+                    ) from error
+                raise
 
 
 def _impl(*operands: Any, call: BoundCall, rules: Rules) -> list[Any]:

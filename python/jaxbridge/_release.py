@@ -13,8 +13,9 @@ def release(x: Any) -> None:
     """Ends JAX's use of memory that `from_external` or `ref` brought in.
 
     Its owner is let go before this returns. Waits for what JAX still does with it. Later uses of `x`
-    raise. A view, of `buffer` or of an array of JAX, is only marked: its owner goes with it and the last
-    array that was made of it.
+    raise. Memory that came in twice is used twice: each array is released by itself, and the owner is free
+    after the last. A view, of `buffer` or of an array of JAX, is only marked: its owner goes with it and
+    the last array that was made of it.
 
     As with `jax.Array.delete`, no other thread may be inside a program that uses `x` and calls Python:
     on the CPU both would wait for ever.
@@ -24,8 +25,8 @@ def release(x: Any) -> None:
 
     Raises:
         ValueError: the memory of `x` is JAX's own, or was released before.
-        RuntimeError: something else still uses the memory: another array on it, a consumer that `x` was
-            handed to, or a `borrow` that has not ended.
+        RuntimeError: something else still uses what came in with `x`: an array that JAX made of it, a
+            consumer that `x` was handed to, or a `borrow` that has not ended.
     """
     if isinstance(x, _core.View):
         # Without a look at JAX, which may not have begun, and is not begun by that.

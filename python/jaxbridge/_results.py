@@ -45,8 +45,9 @@ def shape_and_dtype(name: str, leaf: Any) -> tuple[tuple[int, ...], np.dtype[Any
     """
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         hint = (
-            f". A Python number is static, and has no dtype: pass jnp.asarray({leaf!r}) or a NumPy scalar; "
-            f"a shape is written as jax.ShapeDtypeStruct(shape, dtype)"
+            f". A shape is written as jax.ShapeDtypeStruct(shape, dtype). Where a callable returned an "
+            f"argument that is a Python number: that is static, and has no dtype; pass "
+            f"jnp.asarray({leaf!r}) or a NumPy scalar"
             if type(leaf) in (bool, int, float, complex)
             else ""
         )

@@ -129,6 +129,7 @@ def pointer(a: Any) -> int:
     Raises:
         BufferError: the array lies on several devices; ask for that of `a.addressable_shards[i].data`.
         TypeError: `a` is no array, or one that is being traced.
+        RuntimeError: the array was deleted or donated.
     """
     return _address(a, "pointer")
 
@@ -137,7 +138,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     """Whether two arrays, of JAX or of anybody else, have an element in common.
 
     Raises:
-        TypeError, BufferError: as `pointer`.
+        TypeError, BufferError, RuntimeError: as `pointer`.
     """
     return bool(np.shares_memory(_shadow(a), _shadow(b)))
 
@@ -211,11 +212,14 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
         return _core.view_of_interface(array.__array_interface__, array, array.dtype, False), None
     if refused is not None:
         raise refused
-    way = (
-        "take its value, ref[...]"
-        if _compat.is_ref(x)
-        else "numpy.asarray(x) makes an array of a list or a number"
-    )
+    if _compat.is_ref(x):
+        way = "take its value, ref[...]"
+    elif hasattr(x, "tocoo"):  # SciPy's, CuPy's
+        way = "a sparse matrix has several: give these, such as x.data, x.indices and x.indptr"
+    elif isinstance(x, str):
+        way = "a string has none"
+    else:
+        way = "numpy.asarray(x) makes an array of a list or a number"
     raise TypeError(
         f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}; "
         f"{way}"
@@ -296,8 +300,14 @@ def host_copy(v: _core.View) -> _core.View:
 def _address(a: Any, what: str) -> int:
     if isinstance(a := _array_of(a), jax.Array):
         check_one_device(a, what)
-        return a.unsafe_buffer_pointer()
+        return _pointer(a, what)
     return _of_lasting(a, what).pointer
+
+
+def _pointer(a: jax.Array, what: str) -> int:
+    if a.is_deleted():
+        raise RuntimeError(f"{what}: the array was deleted or donated, and has no memory any more")
+    return a.unsafe_buffer_pointer()
 
 
 def _of_lasting(a: Any, what: str) -> _core.View:
@@ -363,7 +373,7 @@ def _shadow(a: Any) -> np.ndarray[Any, Any]:
     if isinstance(a := _array_of(a), jax.Array):
         check_one_device(a, "shares_memory")
         # Whatever the order of its axes, it is dense.
-        shadow = _Shadow(a.unsafe_buffer_pointer(), (a.nbytes,), None, 1)
+        shadow = _Shadow(_pointer(a, "shares_memory"), (a.nbytes,), None, 1)
     else:
         v = _of_lasting(a, "shares_memory")
         shadow = _Shadow(v.pointer, v.shape, v.strides, v.dtype.itemsize)

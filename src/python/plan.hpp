@@ -119,6 +119,8 @@ struct plan {
 
   using cache = lru_cache<std::shared_ptr<binding>>;
   std::unique_ptr<cache> bindings;
+  /// How often its target had forgotten its plans before this one was made.
+  std::uint64_t generation = 0;
 
   /// Calls the function on views of the buffers. All views that this makes are gone when it
   /// returns, but for those that the binding keeps.

@@ -104,8 +104,11 @@ std::string text_of(const nb::python_error& raised) {
   std::string text = "an exception";
   try {
     text = nb::cast<std::string>(raised.type().attr("__name__"));
-    const nb::bytes encoded =
-        nb::borrow<nb::bytes>(nb::str(raised.value()).attr("encode")("utf-8", "backslashreplace"));
+    // Of str itself: what an exception says may be of a class with an encode() of its own.
+    const nb::str said(raised.value());
+    const auto encoded =
+        nb::steal<nb::bytes>(PyUnicode_AsEncodedString(said.ptr(), "utf-8", "backslashreplace"));
+    if (!encoded.is_valid()) throw nb::python_error();
     if (encoded.size() > 0) text.append(": ").append(encoded.c_str(), encoded.size());
   } catch (nb::python_error&) {
     // It can't be told what it says.
@@ -171,7 +174,7 @@ python_target::~python_target() {
   on_error_.reset();
   on_held_.reset();
   captured_memory_.reset();
-  if (replayer_ != nullptr) replayer_->clear();  // which waits, without the GIL
+  if (replayer_ != nullptr) replayer_->clear(++generation_);  // which waits, without the GIL
   replayer_.reset();
   plans_.clear();
 }
@@ -185,7 +188,8 @@ std::size_t python_target::kept() const noexcept {
 void python_target::clear_plans() {
   // Destroying them runs Python, which can come back here.
   const std::vector<std::shared_ptr<plan>> cleared = std::exchange(plans_, {});
-  if (replayer_ != nullptr) replayer_->clear();
+  ++generation_;
+  if (replayer_ != nullptr) replayer_->clear(generation_);
 }
 
 std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
@@ -200,6 +204,7 @@ std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
   };
   if (std::shared_ptr<plan> found = find(); found != nullptr) return found;
 
+  const std::uint64_t generation = generation_;
   auto operands = make_layouts(c.operands);
   auto results = make_layouts(c.results);
   const nb::object made =
@@ -209,7 +214,10 @@ std::shared_ptr<plan> python_target::plan_for(const dispatch::call& c) {
   fresh->operands = std::move(operands);
   fresh->results = std::move(results);
   fresh->bindings = std::make_unique<plan::cache>(limit_);
-  // Making it ran Python, so that another thread may have come first.
+  fresh->generation = generation;
+  // Making it ran Python, so that another thread may have forgotten what it is made of, or have
+  // come first.
+  if (generation != generation_) return fresh;
   if (std::shared_ptr<plan> found = find(); found != nullptr) return found;
   std::shared_ptr<plan> oldest;  // destroyed when the list is whole again
   if (plans_.size() >= max_plans) {
@@ -302,7 +310,7 @@ void python_target::run(const std::shared_ptr<plan>& p, const dispatch::call& c,
   if (is_done) return;
   const auto start = std::chrono::steady_clock::now();
   now();
-  replayer_->ran(c, std::chrono::steady_clock::now() - start);
+  replayer_->ran(c, *p, std::chrono::steady_clock::now() - start);
 }
 
 void python_target::run_now(const std::shared_ptr<plan>& of, const dispatch::call& c,

@@ -74,6 +74,7 @@ class python_target final : public dispatch::target {
   nb::object on_error_;
   nb::object on_held_;
   std::vector<std::shared_ptr<plan>> plans_;
+  std::uint64_t generation_ = 0;  // how often these were forgotten
   std::size_t limit_;
   // What functions allocated in captures of XLA's.
   nb::list captured_memory_;

@@ -14,7 +14,7 @@ namespace jaxbridge::python {
 namespace {
 
 // What a call is told by; valid until this thread's next use.
-replay::call_key key_of(const dispatch::call& c) {
+replay::call_key key_of(const dispatch::call& c, std::uint64_t generation) {
   thread_local std::vector<std::uintptr_t> key;
   key.clear();
   key.push_back(static_cast<std::uintptr_t>(c.device.ordinal));
@@ -29,7 +29,7 @@ replay::call_key key_of(const dispatch::call& c) {
   for (const std::span<const any_buffer> list : {c.operands, c.results}) {
     for (const any_buffer& b : list) key.push_back(reinterpret_cast<std::uintptr_t>(b.data));
   }
-  return {key, std::span<const std::uintptr_t>(key).first(kind)};
+  return {key, std::span<const std::uintptr_t>(key).first(kind), generation};
 }
 
 // What a graph's work uses: the plan, the memory that the function allocated from, and that of
@@ -93,7 +93,7 @@ replayer::replayer(std::size_t limit, std::span<const index_pair> in_place,
 
 std::optional<status> replayer::replay(const dispatch::call& c) {
   if (compares()) return std::nullopt;
-  const replay::call_key key = key_of(c);
+  const replay::call_key key = key_of(c, 0);  // whatever is there
   if (const auto graph = graphs_.find(key); graph != nullptr) return graph->launch();
   if (const auto staged = graphs_.find_staged(key); staged != nullptr) return staged->launch(c);
   return std::nullopt;
@@ -121,8 +121,8 @@ replayer::made_graph replayer::record(const dispatch::call& on, stream_ref launc
 }
 
 template <class Graph>
-void replayer::keep(const dispatch::call& c, std::shared_ptr<const Graph> made) {
-  destroy(graphs_.keep(key_of(c), std::move(made)));
+void replayer::keep(const dispatch::call& c, const plan& p, std::shared_ptr<const Graph> made) {
+  destroy(graphs_.keep(key_of(c, p.generation), std::move(made)));
 }
 
 status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
@@ -131,7 +131,7 @@ status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p
   if (!made.ok()) return made.error();
   const status s = without_gil([&] { return made.value()->launch(); });
   if (s.ok()) {
-    keep(c, std::move(made.value()));
+    keep(c, *p, std::move(made.value()));
   } else {
     destroy(std::move(made.value()));
   }
@@ -161,7 +161,7 @@ status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
   if (!made.ok()) return made.error();
   const status s = without_gil([&] { return made.value()->launch(c); });
   if (s.ok()) {
-    keep(c, std::move(made.value()));
+    keep(c, *p, std::move(made.value()));
   } else {
     destroy(std::move(made.value()));
   }
@@ -169,17 +169,15 @@ status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
 }
 
 // Says once that calls of this kind are not captured any more.
-void replayer::give_up(const dispatch::call& c, const status& failed) {
-  std::shared_ptr<void> gone;
-  const bool is_first = graphs_.give_up(key_of(c), gone);
-  destroy(std::move(gone));
-  if (is_first) on_not_captured_(nb::str(failed.message().c_str()));
+void replayer::give_up(const dispatch::call& c, const plan& p, const status& failed) {
+  if (!graphs_.give_up(key_of(c, p.generation))) return;
+  on_not_captured_(nb::str(failed.message().data(), failed.message().size()));
 }
 
-replay::step replayer::next(const dispatch::call& c) {
+replay::step replayer::next(const dispatch::call& c, const plan& p) {
   std::shared_ptr<void> gone;
-  const replay::step step =
-      graphs_.next(key_of(c), replay::staged_bytes(c), replay::staged_buffers(c), gone);
+  const replay::step step = graphs_.next(key_of(c, p.generation), replay::staged_bytes(c),
+                                         replay::staged_buffers(c), gone);
   destroy(std::move(gone));
   return step;
 }
@@ -187,7 +185,7 @@ replay::step replayer::next(const dispatch::call& c) {
 bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
                         const captured_run& run_captured) {
   status failed;
-  switch (next(c)) {
+  switch (next(c, *p)) {
     case replay::step::run:
       return false;
     case replay::step::stage:
@@ -200,12 +198,24 @@ bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
       break;
   }
   if (failed.ok()) return true;
-  give_up(c, failed);
+  give_up(c, *p, failed);
   return false;
 }
 
-void replayer::ran(const dispatch::call& c, std::chrono::nanoseconds duration) {
-  graphs_.ran(key_of(c), duration);
+void replayer::ran(const dispatch::call& c, const plan& p, std::chrono::nanoseconds duration) {
+  graphs_.ran(key_of(c, p.generation), duration);
+}
+
+// What a replay does not write must not pass for what the last run, or the last replay, has
+// written.
+status replayer::overwrite_results(const dispatch::call& c) const {
+  for (std::size_t i = 0; i < c.results.size(); ++i) {
+    const auto is_it = [i](const index_pair& pair) { return pair.second == i; };
+    if (std::any_of(in_place_.begin(), in_place_.end(), is_it)) continue;
+    const any_buffer& b = c.results[i];
+    if (status s = cuda::fill(b.data, 0xA5, b.size_bytes(), c.stream); !s.ok()) return s;
+  }
+  return {};
 }
 
 // The graph that would be replayed in place of the run, as in replay() and captured(), and made
@@ -216,33 +226,38 @@ std::function<status()> replayer::graph_to_compare(const dispatch::call& c,
   const auto replayed = [](std::shared_ptr<const cuda::graph> graph) {
     return [graph = std::move(graph)] { return graph->launch(); };
   };
-  const auto on_copies = [&c](std::shared_ptr<const replay::staged_graph> graph) {
-    return [graph = std::move(graph), &c] { return graph->launch(c); };
+  const auto on_copies = [this, &c](std::shared_ptr<const replay::staged_graph> graph) {
+    return [this, graph = std::move(graph), &c] {
+      std::vector<any_buffer> buffers;
+      status s = overwrite_results(graph->on_copies(c, buffers));
+      return s.ok() ? graph->launch(c) : s;
+    };
   };
-  if (auto graph = graphs_.find(key_of(c)); graph != nullptr) return replayed(std::move(graph));
-  if (auto graph = graphs_.find_staged(key_of(c)); graph != nullptr) {
+  const replay::call_key key = key_of(c, 0);  // whatever is there
+  if (auto graph = graphs_.find(key); graph != nullptr) return replayed(std::move(graph));
+  if (auto graph = graphs_.find_staged(key); graph != nullptr) {
     return on_copies(std::move(graph));
   }
-  switch (next(c)) {
+  switch (next(c, *p)) {
     case replay::step::run:
       break;
     case replay::step::capture: {
       made_graph made = record(c, c.stream, p, run_captured, nullptr, {});
       if (made.ok()) {
-        keep(c, made.value());
+        keep(c, *p, made.value());
         return replayed(std::move(made.value()));
       }
-      give_up(c, made.error());
+      give_up(c, *p, made.error());
       break;
     }
     case replay::step::stage: {
       made_staged made = record_staged(c, p, run_captured);
       if (made.ok()) {
-        keep(c, made.value());
+        keep(c, *p, made.value());
         return on_copies(std::move(made.value()));
       }
       // As in captured().
-      if (made.error().code() != status_code::resource_exhausted) give_up(c, made.error());
+      if (made.error().code() != status_code::resource_exhausted) give_up(c, *p, made.error());
       break;
     }
   }
@@ -282,12 +297,7 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
     for (std::size_t i = 0; i < in_place_.size(); ++i) {
       or_throw(to_host(c.operands[in_place_[i].first], before[i]));
     }
-    // What a replay does not write must not pass for what the last run has written.
-    for (std::size_t i = 0; i < c.results.size(); ++i) {
-      const auto is_it = [i](const index_pair& pair) { return pair.second == i; };
-      if (std::any_of(in_place_.begin(), in_place_.end(), is_it)) continue;
-      or_throw(cuda::fill(c.results[i].data, 0xA5, c.results[i].size_bytes(), c.stream));
-    }
+    or_throw(overwrite_results(c));
     or_throw((*launch.it)());
     for (std::size_t i = 0; i < c.results.size(); ++i) {
       or_throw(to_host(c.results[i], of_replay[i]));
@@ -315,8 +325,8 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
   return true;
 }
 
-void replayer::clear() {
-  std::shared_ptr<void> graphs = graphs_.clear();
+void replayer::clear(std::uint64_t generation) {
+  std::shared_ptr<void> graphs = graphs_.clear(generation);
   const nb::gil_scoped_release no_gil;  // they wait for their streams
   graphs.reset();
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -51,15 +52,15 @@ class replayer {
                               const captured_run& run_captured);
 
   /// The function has run, and kept the host for that long.
-  void ran(const dispatch::call& c, std::chrono::nanoseconds duration);
+  void ran(const dispatch::call& c, const plan& p, std::chrono::nanoseconds duration);
 
   [[nodiscard]] bool compares() const noexcept { return on_compared_.is_valid(); }
   /// Captures or replays the call, runs it, and compares. False as above. The GIL is held.
   [[nodiscard]] bool compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
                               const captured_run& run_captured, const std::function<void()>& run);
 
-  /// Forgets all graphs. The GIL is held.
-  void clear();
+  /// Forgets all graphs, and those to come of plans of other generations. The GIL is held.
+  void clear(std::uint64_t generation);
 
   [[nodiscard]] const replay::graphs& counts() const noexcept { return graphs_; }
 
@@ -80,10 +81,11 @@ class replayer {
   [[nodiscard]] std::function<status()> graph_to_compare(const dispatch::call& c,
                                                          const std::shared_ptr<plan>& p,
                                                          const captured_run& run_captured);
-  [[nodiscard]] replay::step next(const dispatch::call& c);
+  [[nodiscard]] status overwrite_results(const dispatch::call& c) const;
+  [[nodiscard]] replay::step next(const dispatch::call& c, const plan& p);
   template <class Graph>
-  void keep(const dispatch::call& c, std::shared_ptr<const Graph> made);
-  void give_up(const dispatch::call& c, const status& failed);
+  void keep(const dispatch::call& c, const plan& p, std::shared_ptr<const Graph> made);
+  void give_up(const dispatch::call& c, const plan& p, const status& failed);
 
   std::vector<index_pair> in_place_;
   nb::object on_not_captured_;

@@ -280,7 +280,8 @@ std::optional<consumer> consumer_of(nb::handle given, int ordinal) {
   };
   nb::object found = nb::isinstance<nb::tuple>(given) ? nb::borrow(given) : given(ordinal);
   if (!nb::isinstance<nb::tuple>(found)) {
-    const stream_ref stream = at(found.attr("ptr"));
+    static PyObject* const handle_of = PyUnicode_InternFromString("ptr");
+    const stream_ref stream = at(found.attr(nb::handle(handle_of)));
     return consumer{stream, std::move(found)};
   }
   if (nb::len(found) != 2) throw nb::type_error("expected a stream's handle and what keeps it");

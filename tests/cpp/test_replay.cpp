@@ -399,10 +399,12 @@ TEST_F(staged_graph_test, EveryDriverCallMayFail) {
 // Calls of one kind, told apart by one address.
 struct keys {
   std::vector<std::uintptr_t> words;
+  std::uint64_t generation;
 
-  explicit keys(std::uintptr_t memory, std::uintptr_t kind = 0) : words{kind, memory} {}
+  explicit keys(std::uintptr_t memory, std::uintptr_t kind = 0, std::uint64_t of = 0)
+      : words{kind, memory}, generation(of) {}
   operator call_key() const {  // NOLINT(google-explicit-constructor)
-    return {words, std::span(words).first(1)};
+    return {words, std::span(words).first(1), generation};
   }
 };
 
@@ -535,8 +537,8 @@ TEST_F(staged_graph_test, OnceGivenUpAKindIsNotCaptured) {
   graphs all(4);
   run(all, 1);
   std::shared_ptr<void> gone;
-  EXPECT_TRUE(all.give_up(keys(1), gone));
-  EXPECT_FALSE(all.give_up(keys(2), gone));
+  EXPECT_TRUE(all.give_up(keys(1)));
+  EXPECT_FALSE(all.give_up(keys(2)));
   EXPECT_EQ(next(all, 1), step::run);
   const keys shape(1, 7);
   EXPECT_EQ(all.next(shape, 0, 2, gone), step::run);
@@ -555,10 +557,56 @@ TEST_F(staged_graph_test, AFunctionThatIsNeverCapturedIsNotTriedForEver) {
     const keys one(1, kind);
     EXPECT_EQ(all.next(one, 0, 2, gone), step::run);
     all.ran(one, quick);
-    if (all.next(one, 0, 2, gone) == step::capture && all.give_up(one, gone)) ++told;
+    if (all.next(one, 0, 2, gone) == step::capture && all.give_up(one)) ++told;
   }
   EXPECT_GT(told, 10u);
   EXPECT_LT(told, 25u);
+}
+
+TEST_F(staged_graph_test, AKindThatIsGivenUpCountsOnceWhateverComesBetween) {
+  graphs all(64);
+  std::shared_ptr<void> gone;
+  const keys bad(1);
+  all.ran(bad, quick);
+  std::size_t told = 0;
+  for (std::uintptr_t i = 0; i < 400; ++i) {  // of 20 kinds, more than are kept
+    const keys another(100 + i, 1 + i % 20);
+    EXPECT_EQ(all.next(another, 0, 2, gone), step::run);
+    all.ran(another, quick);
+    if (all.next(bad, 0, 2, gone) == step::capture && all.give_up(bad)) ++told;
+  }
+  EXPECT_EQ(told, 1u);
+  const keys good(1, 99);
+  EXPECT_EQ(all.next(good, 0, 2, gone), step::run);
+  all.ran(good, quick);
+  EXPECT_EQ(all.next(good, 0, 2, gone), step::capture);
+}
+
+TEST_F(staged_graph_test, ACallThatBeganBeforeTheEndLeavesNothing) {
+  graphs all(4);
+  int from = 1;
+  int to = 0;
+  int ended = 0;
+  run(all, 1);
+  EXPECT_EQ(next(all, 1), step::capture);
+  (void)all.clear(1);
+  std::shared_ptr<void> resources(&to, [&ended](void*) { ++ended; });
+  std::shared_ptr<void> gone =
+      all.keep(keys(1), std::shared_ptr<const graph>(recorded(from, to, std::move(resources))));
+  EXPECT_EQ(ended, 0);  // not under the lock
+  gone.reset();
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(all.find(keys(1)), nullptr);
+  (void)all.keep(keys(2), staged(int_call(stream)));
+  EXPECT_EQ(all.find_staged(keys(3)), nullptr);
+  EXPECT_FALSE(all.give_up(keys(1)));
+  all.ran(keys(1), quick);
+
+  const keys later(1, 0, 1);
+  EXPECT_EQ(all.next(later, 0, 2, gone), step::run);  // not seen yet, and not given up
+  all.ran(later, quick);
+  EXPECT_EQ(all.next(later, 0, 2, gone), step::capture);
+  EXPECT_EQ(next(all, 1), step::run);  // of one that began before
 }
 
 TEST_F(staged_graph_test, WithoutALimitNothingIsKept) {

@@ -39,9 +39,13 @@ def driver_functions(*names):
 
 
 class Program:
-    """The external call of `f` in a program for CUDA: `program(operands, results, stream)`."""
+    """The external call of `f` in a program for CUDA: `program(operands, results, stream)`.
 
-    def __init__(self, f, *args, **kwargs):
+    `capturable`: it is the target that XLA captures.
+    """
+
+    def __init__(self, f, *args, capturable=False, **kwargs):
+        self._target = "jaxbridge.call_capturable" if capturable else "jaxbridge.call"
         # Holds the call's registration. Keywords are static.
         traced = jax.jit(lambda *operands: f(*operands, **kwargs)).trace(*args)
         self._lowered = traced.lower(lowering_platforms=("cuda",))
@@ -59,8 +63,7 @@ class Program:
         return part
 
     def __call__(self, operands, results, stream):
-        target = "jaxbridge.call"
-        fake_xla.call(target, operands, results, stream, key=self._key, spec=self._spec)
+        fake_xla.call(self._target, operands, results, stream, key=self._key, spec=self._spec)
 
 
 def array(n, value=0):

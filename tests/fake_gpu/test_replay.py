@@ -305,6 +305,43 @@ def test_what_ends_or_waits_does_so_without_the_gil(fn, waits_in):
 # ---- one inside the other ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("on", ["known memory", "copies"])
+@pytest.mark.parametrize("graph", ["replay", "verify"])
+def test_a_capture_from_before_clear_is_not_replayed(graph, on):
+    """The function is cleared in the middle of its capture, here by itself."""
+    value, captured = 1, []
+
+    def fn(v, out):
+        longer_than_copies()
+        _core.fill(out, value)
+        if current().capturing:
+            captured.append(value)
+            if value == 1:
+                f.clear()
+
+    f = made(fn, graph=graph)
+    program, stream = Program(f, X), fake.stream()
+    memory = [(array(N), array(N)) for _ in range(2 if on == "known memory" else 30)]
+
+    def calls():
+        for a, b in memory:
+            program([a], [b], stream)
+            assert (b.view(np.uint8) == value).all()
+            if captured == [1] and value == 1:
+                return
+
+    calls()
+    calls()
+    assert captured == [1] and f.stats()["cache_size"] <= 1
+    value = 2
+    del memory[:]
+    memory += [(array(N), array(N)) for _ in range(1 if on == "known memory" else 30)]
+    for _ in range(5):
+        calls()
+    assert captured[1:] == [2] * len(captured[1:]) and len(captured) >= 2
+    assert f.stats()["replays"] > 0 and f.stats()["fallbacks"] == []
+
+
 def test_a_staged_call_inside_a_capture():
     """Its copies are not those of the call around it."""
 
@@ -409,9 +446,22 @@ def test_one_shape_that_cannot_be_captured():
     assert (b == 1).all() and (d == 1).all()
 
 
+class _Text(str):
+    __slots__ = ()
+
+    def encode(self, *args):
+        return 5
+
+
+class _Odd(Exception):
+    def __str__(self):
+        return _Text("odd")
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
+        (_Odd(), "_Odd: odd"),
         (ValueError("\udc80"), r"ValueError: \\udc80"),
         (MemoryError(), "MemoryError"),
         (KeyError("x"), "KeyError: 'x'"),

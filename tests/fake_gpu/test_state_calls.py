@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """state= as XLA's calls on CUDA meet it, without a GPU."""
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -60,6 +61,62 @@ def test_state_that_can_not_be_made():
     program([a], [b], stream)
     program([a], [b], stream)
     assert len(attempts) == 3
+
+
+def test_what_began_before_clear_leaves_nothing():
+    """The call that made the state goes on with it; the next one makes its own, not in a capture."""
+    inside, go, states = threading.Event(), threading.Event(), []
+
+    def make(context, v):
+        states.append(1)
+        return len(states)
+
+    def fn(v, out, state):
+        if not inside.is_set():
+            inside.set()
+            assert go.wait(20)
+        _core.fill(out, state)
+
+    f = made(fn, graph="replay", state=make)
+    program, stream = Program(f, X), fake.stream()
+    a, b = array(N), array(N)
+    thread = threading.Thread(target=lambda: program([a], [b], stream))
+    thread.start()
+    assert inside.wait(20)
+    f.clear()
+    go.set()
+    thread.join()
+    assert (b.view(np.uint8) == 1).all()
+    for _ in range(4):
+        program([a], [b], stream)
+        assert (b.view(np.uint8) == 2).all()
+    stats = f.stats()
+    assert (stats["captures"], stats["replays"], stats["fallbacks"]) == (1, 2, [])
+
+
+def test_states_of_graphs_of_xla_stay():
+    """XLA makes its graphs again when it likes, and a state can't be made in a capture."""
+    f = made(
+        lambda v, out, state: _core.fill(out, state[0]), graph="xla", state=lambda c, v: states[-1]
+    )
+    states = [[5]]
+    program, stream, captured = Program(f, X, capturable=True), fake.stream(), fake.stream()
+    a, b = array(N), array(N)
+    program([a], [b], stream)
+    for _ in range(2):
+        states.append([6])
+        f.clear()
+        assert fake("begin_capture", ctypes.c_int, ctypes.c_void_p(captured), ctypes.c_int(2)) == 0
+        try:
+            program([a], [b], captured)
+        finally:
+            works = ctypes.c_size_t()
+            ended = fake(
+                "end_capture", ctypes.c_int, ctypes.c_void_p(captured), ctypes.pointer(works)
+            )
+        assert (ended, works.value) == (0, 1)
+    program([a], [b], stream)
+    assert (b.view(np.uint8) == 5).all()
 
 
 def test_state_ends():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """graph="verify": a replay is compared with a run, without a GPU."""
 
+import ctypes
 import threading
 
 import jax.numpy as jnp
@@ -67,6 +68,25 @@ def test_verify_finds_what_is_frozen_on_copies():
     program([kept[13]], [kept[13]], stream)
 
 
+@pytest.mark.parametrize("on", ["known memory", "copies"])
+def test_verify_sees_work_outside_of_the_graph(on):
+    """Its result is there from the capture on, as of work on CUDA's default stream."""
+
+    def fn(v, out):
+        first, second = out
+        longer_than_copies()
+        _core.copy(v, first)
+        ctypes.memset(second.pointer, 7, second.nbytes)
+
+    f = made(fn, lambda v: (v, v), graph="verify")
+    program, stream = Program(f, X), fake.stream()
+    kept = [(array(N, 1), array(N), array(N)) for _ in range(1 if on == "known memory" else 30)]
+    with pytest.raises(RuntimeError, match="ReplayError.*result 1"):
+        for a, b, c in kept * (4 if len(kept) == 1 else 1):
+            program([a], [b, c], stream)
+    assert f.stats()["captures"] == 1
+
+
 def test_verify_puts_back_what_is_in_place():
     """Each of the two starts from the argument as it was: what it has is copied out, then cleared."""
 
@@ -101,7 +121,6 @@ def test_verify_sees_what_a_replay_does_not_write():
 
 def test_a_graph_that_the_function_clears_ends_without_the_gil():
     """What was compared last is kept by nobody else when it ends."""
-    import ctypes
     import faulthandler
 
     def fn(v, out):

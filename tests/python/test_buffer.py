@@ -166,13 +166,13 @@ def test_the_end_of_a_plan_may_clear_the_plans():
         targets.append(make(**how))
         return targets[-1]
 
-    def finisher(*args, make=_plan._finisher):
+    def finisher(*args, make=_plan.finisher):
         end, finish = End(), make(*args)
         return lambda *a: (end, finish(*a))[1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_core, "Target", target)
-        patch.setattr(_plan, "_finisher", finisher)
+        patch.setattr(_plan, "finisher", finisher)
         program = jax.jit(f)
         for n in range(1, 70):  # more than are kept
             assert program(jnp.zeros(n)).shape == (n,)

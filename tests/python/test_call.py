@@ -29,6 +29,31 @@ def x():
     return jnp.arange(4, dtype=jnp.float32)
 
 
+class _Exchanged:
+    """What another library's array has."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("make", [_Exchanged, lambda a: jaxbridge.view(jnp.asarray(a))])
+def test_an_array_of_another_library_is_no_static_argument(make):
+    seen = []
+    f = jaxbridge.call(lambda v, w: (seen.append(1), v)[1], lambda v, w: v)
+    v, other = jnp.ones(3), make(np.ones(3, np.float32))
+    for call in (f, jax.jit(lambda v: f(v, other)), lambda v: f(v, w=[other])):
+        with pytest.raises(TypeError, match=r"argument (1|w).*another library.*from_external"):
+            call(*((v, other) if call is f else (v,)))
+    assert seen == []
+    np.testing.assert_array_equal(f(v, jaxbridge.from_external(other)), v)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_values_eager_and_jit(x, jit):
     f = jaxbridge.call(add_one, F32)

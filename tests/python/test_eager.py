@@ -96,6 +96,21 @@ KEPT = {
 }
 
 
+def test_a_deleted_argument():
+    f = jaxbridge.call(lambda v: v + 1, lambda v: v)
+    x = jnp.arange(3.0)
+    for _ in range(3):  # made, and kept
+        np.testing.assert_array_equal(f(x), [1, 2, 3])
+    y = x + 1
+    y.delete()
+    for call in (f, jax.jit(f), jaxbridge.pointer, lambda a: jaxbridge.shares_memory(a, x)):
+        with pytest.raises(RuntimeError, match="deleted"):
+            call(y)
+        with pytest.raises(RuntimeError) as caught:
+            call(y)
+        assert "INVALID_ARGUMENT" not in str(caught.value)
+
+
 @pytest.mark.parametrize("values", KEPT.values(), ids=KEPT)
 def test_calls_that_come_again_are_not_written_again(values, x, written):
     given = Given()

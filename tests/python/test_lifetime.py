@@ -329,7 +329,10 @@ def test_durable_calls_are_bounded(x, size, monkeypatch):
     programs = [jax.jit(lambda v, k=k: f(v, k)) for k in range(12)]
     for _ in range(2):
         assert [float(p(x)[0]) for p in programs] == list(range(12))
-        assert size() <= 5
+        assert _core.registry_size() >= 12  # what programs call is kept with them
+    del programs
+    gc.collect()
+    assert size() <= 5
 
 
 def test_clear_gives_up_what_static_values_left(x, size):
@@ -347,10 +350,83 @@ def test_clear_gives_up_what_static_values_left(x, size):
     f.clear()
     g.clear()
     gc.collect()
-    assert size() == 0
-    # The programs that are left find their function again.
+    assert size() == 10  # what the programs call
     assert [float(program(x)[0]) for program in programs] == list(range(10))
+    del program, programs
+    gc.collect()
+    assert size() == 0
     assert float(f(x, 3)[0]) == 3
+
+
+# Top-level functions and classes, which text names, are these whatever becomes of their names.
+
+
+def scaled(v, kind=None):
+    return v * np.float32(2 if kind is None else kind.factor)
+
+
+class Kind:
+    factor = 2
+
+
+@pytest.mark.parametrize("give_up", ["clear", "bound", "clear and bound"])
+@pytest.mark.parametrize("by", ["function", "class"])
+def test_a_program_calls_what_it_was_made_with(x, monkeypatch, by, give_up):
+    module = sys.modules[__name__]
+    f = jaxbridge.call(scaled, lambda v, kind=None: v)
+    operands = (x,) if by == "function" else (x, Kind)
+    program = jax.jit(lambda v: f(v, *operands[1:]))
+    traced = program.lower(x).compile()
+    for _ in range(3):
+        np.testing.assert_array_equal(program(x), 2 * np.asarray(x))
+    if by == "function":
+        monkeypatch.setattr(module, "scaled", jax.jit(f))
+    else:
+        later = type("Kind", (), {"factor": 3, "__module__": __name__})
+        monkeypatch.setattr(module, "Kind", later)
+    if "clear" in give_up:
+        f.clear()
+    if "bound" in give_up:
+        monkeypatch.setattr(_call_site, "_most_durable", 1)
+        for name in ("first", "second", "third"):
+            jaxbridge.call(np.negative, like, name=f"{name}, {by}, {give_up}")(x)
+    gc.collect()
+    np.testing.assert_array_equal(program(x), 2 * np.asarray(x))
+    np.testing.assert_array_equal(traced(x), 2 * np.asarray(x))
+
+
+def test_what_ends_under_the_lock_is_destroyed_without_it():
+    """The end of a target can wait for the device, and that for a thread that wants the lock."""
+    free = []
+
+    class End:
+        def __del__(self):
+            def ask():
+                with _call_site._registration_lock:
+                    free.append(True)
+
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(20)
+            free.append(thread.is_alive())
+
+    def fn(v):
+        return v
+
+    fn.end = End()
+    f = jaxbridge.call(fn, like)
+    del fn
+    compiled = jax.jit(f).lower(jnp.zeros(3)).compile()
+    compiled(jnp.zeros(3))
+    del f
+    jax.clear_caches()
+    gc.collect()
+    assert not free
+    with _call_site._registration_lock:
+        del compiled
+        gc.collect()
+        assert not free
+    assert free == [True, False]
 
 
 # ---- stats and clear -----------------------------------------------------------------------------

@@ -165,8 +165,35 @@ def test_results_that_alias_arguments(x):
     np.testing.assert_array_equal(other, [6, 4, 2, 0])
 
 
-def test_what_a_function_returns_without_declared_results_is_ignored(x):
-    assert jaxbridge.call(lambda v: v, ())(x) == ()
+@pytest.mark.parametrize("spec", [(), None, lambda v: None], ids=["empty", "None", "callable"])
+def test_an_array_is_no_result_where_none_is_declared(x, spec):
+    """A callable that forgets to return what it makes must not pass for one that declares nothing."""
+    seen = []
+    for returned in (None, 3, "done", [], {"status": 0}):
+        f = jaxbridge.call(lambda v, returned=returned: (seen.append(v.sum()), returned)[1], spec)
+        assert not f(x)
+    assert seen == [6.0] * 5
+    for wrong in (lambda v: v + 1, lambda v: v, lambda v: [v * 2], lambda v: {"a": v.sum()}):
+        text = result_error(wrong, spec, x)
+        assert "returned an array, float32[" in text and "no result is declared" in text
+
+
+def test_a_mask_is_not_lost(x):
+    def masked(v):
+        return np.ma.masked_array(v * 2, v > 1)
+
+    text = result_error(masked, F32, x)
+    assert "MaskedArray" in text and "filled" in text
+    y = jaxbridge.call(lambda v: masked(v).filled(0), F32)(x)
+    np.testing.assert_array_equal(y, [0, 2, 0, 0])
+
+
+def test_an_array_of_jax_is_no_result(x):
+    kept = x * 2  # made outside
+    assert "must not call JAX" in result_error(lambda v: kept, F32, x)
+
+
+def test_a_status_is_no_result(x):
     y = jaxbridge.call(lambda v, *, out: (out.fill(7), "ignored")[1], F32, out="out")(x)
     np.testing.assert_array_equal(y, [7, 7, 7, 7])
 

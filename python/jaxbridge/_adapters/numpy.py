@@ -52,7 +52,8 @@ class NumpyAdapter:
 
     def signature(self, value: Any) -> "Signature | None":
         if isinstance(value, _arrays):
-            return value.shape, value.dtype
+            # Of a masked one the elements behind the mask mean nothing.
+            return None if isinstance(value, np.ma.MaskedArray) else (value.shape, value.dtype)
         # Objects that show their memory as NumPy does; nothing is computed or converted for that.
         if hasattr(value, "__array_interface__"):
             array = np.asarray(value)

@@ -72,8 +72,7 @@ status kernel_target::launch_captured(const dispatch::call& c, void** parameters
   };
   result<std::shared_ptr<cuda::graph>> made = record();
   if (!made.ok()) {
-    std::shared_ptr<void> gone;
-    (void)graphs_.give_up(key, gone);
+    (void)graphs_.give_up(key);
     return launch(c, parameters);
   }
   status s = named(made.value()->launch());

@@ -62,9 +62,10 @@ graphs::kind* graphs::kind_of(const call_key& key, std::shared_ptr<void>& gone) 
 step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers,
                   std::shared_ptr<void>& gone) {
   const std::lock_guard lock(mutex_);
-  if (graphs_.limit() == 0 || given_up_ > max_kinds) return step::run;
+  if (graphs_.limit() == 0 || key.generation != generation_) return step::run;
+  if (given_up_.size() == given_up_.limit() || given_up_.find(key.kind) != nullptr)
+    return step::run;
   kind& k = *kind_of(key, gone);
-  if (k.is_given_up) return step::run;
   if (seen_.find(key.memory) != nullptr && has_room()) return step::capture;
   if (k.is_decided || ++k.misses <= patience) return step::run;
   k.is_decided = true;
@@ -75,25 +76,24 @@ step graphs::next(const call_key& key, std::size_t bytes, std::size_t buffers,
 
 void graphs::ran(const call_key& key, std::chrono::nanoseconds duration) {
   const std::lock_guard lock(mutex_);
-  if (graphs_.limit() == 0) return;
+  if (graphs_.limit() == 0 || key.generation != generation_) return;
   if (seen_.find(key.memory) == nullptr) (void)seen_.insert(key.memory, true);
   if (kind* const found = kinds_.find(key.kind); found != nullptr) {
     found->fastest_run = std::min(found->fastest_run, duration);
   }
 }
 
-bool graphs::give_up(const call_key& key, std::shared_ptr<void>& gone) {
+bool graphs::give_up(const call_key& key) {
   const std::lock_guard lock(mutex_);
-  kind& k = *kind_of(key, gone);
-  if (k.is_given_up) return false;
-  k.is_given_up = true;
-  ++given_up_;
+  if (key.generation != generation_ || given_up_.find(key.kind) != nullptr) return false;
+  (void)given_up_.insert(key.kind, true);
   return true;
 }
 
 std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const cuda::graph> made) {
   ++captures_;
   const std::lock_guard lock(mutex_);
+  if (key.generation != generation_) return to_be_destroyed(std::move(made));
   (void)seen_.erase(key.memory);
   if (graphs_.find(key.memory) != nullptr) return to_be_destroyed(std::move(made));
   return to_be_destroyed(graphs_.insert(key.memory, entry{std::move(made), clock_}));
@@ -103,6 +103,7 @@ std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const st
   ++captures_;
   std::shared_ptr<void> gone;
   const std::lock_guard lock(mutex_);
+  if (key.generation != generation_) return to_be_destroyed(std::move(made));
   kind& k = *kind_of(key, gone);
   k.is_decided = true;
   if (k.staged == nullptr) {
@@ -112,10 +113,11 @@ std::shared_ptr<void> graphs::keep(const call_key& key, std::shared_ptr<const st
   return to_be_destroyed(std::pair(std::move(gone), std::move(made)));
 }
 
-std::shared_ptr<void> graphs::clear() {
+std::shared_ptr<void> graphs::clear(std::uint64_t generation) {
   const std::lock_guard lock(mutex_);
+  generation_ = generation;
   seen_ = lru_cache<bool>(seen_.limit());
-  given_up_ = 0;
+  given_up_ = lru_cache<bool>(given_up_.limit());
   return to_be_destroyed(std::pair(std::exchange(graphs_, table(graphs_.limit())),
                                    std::exchange(kinds_, kind_table(kinds_.limit()))));
 }

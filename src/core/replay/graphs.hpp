@@ -17,10 +17,12 @@
 namespace jaxbridge::replay {
 
 /// What a call is told by. `memory`: device, stream, dtypes, shapes and all addresses. `kind`: the
-/// front part of it without the addresses.
+/// front part of it without the addresses. `generation`: how often all was forgotten before the
+/// call took what it works with.
 struct call_key {
   std::span<const std::uintptr_t> memory;
   std::span<const std::uintptr_t> kind;
+  std::uint64_t generation = 0;
 };
 
 /// What to do with a call of whose memory there is no graph.
@@ -37,6 +39,8 @@ enum class step : std::uint8_t {
 /// on arrays of that kind, with all that libraries load and tune there; and lists that never recur
 /// cost no capture of their own. After `patience` of them, calls on new memory get one graph that
 /// works on copies, where that costs less than running the function.
+///
+/// A call that began before clear() leaves nothing: its graph would work with what is forgotten.
 class graphs {
  public:
   /// How many lists of one kind come for the first time before it is decided what to do with them.
@@ -47,7 +51,10 @@ class graphs {
   /// At most `limit` graphs are kept. The least recently used goes for a new one, but not as long
   /// as it is in use: where more lists come in turn than that, those without a graph stay without.
   explicit graphs(std::size_t limit)
-      : graphs_(limit), seen_(4 * limit), kinds_(limit == 0 ? 0 : max_kinds) {}
+      : graphs_(limit),
+        seen_(4 * limit),
+        kinds_(limit == 0 ? 0 : max_kinds),
+        given_up_(max_kinds + 1) {}
 
   /// The graph of the call's memory; null where there is none.
   [[nodiscard]] std::shared_ptr<const cuda::graph> find(const call_key& key);
@@ -64,17 +71,19 @@ class graphs {
   /// A call has run without an error, and kept the host for that long. Counts its memory as seen.
   void ran(const call_key& key, std::chrono::nanoseconds duration);
 
-  /// Keeps a graph. Returns what had to go for it, to be destroyed without any lock.
+  /// Keeps a graph. Returns what had to go for it, perhaps `made` itself, to be destroyed without
+  /// any lock.
   [[nodiscard]] std::shared_ptr<void> keep(const call_key& key,
                                            std::shared_ptr<const cuda::graph> made);
   [[nodiscard]] std::shared_ptr<void> keep(const call_key& key,
                                            std::shared_ptr<const staged_graph> made);
 
-  /// Calls of this kind are not captured any more. True for the first who says so. `gone` as above.
-  bool give_up(const call_key& key, std::shared_ptr<void>& gone);
+  /// Calls of this kind are not captured any more. True for the first who says so.
+  [[nodiscard]] bool give_up(const call_key& key);
 
-  /// Begins anew. Takes all graphs out, to be destroyed without any lock.
-  [[nodiscard]] std::shared_ptr<void> clear();
+  /// Begins anew, for calls of `generation`: of a number of its own, where a call takes what can be
+  /// forgotten. Takes all graphs out, to be destroyed without any lock.
+  [[nodiscard]] std::shared_ptr<void> clear(std::uint64_t generation = 0);
 
   /// Calls that replayed a graph, also those of `staged`.
   [[nodiscard]] std::size_t replays() const noexcept { return replays_; }
@@ -93,7 +102,6 @@ class graphs {
     int misses = 0;
     std::chrono::nanoseconds fastest_run = not_known;
     bool is_decided = false;
-    bool is_given_up = false;
     std::shared_ptr<const staged_graph> staged;
   };
   using table = lru_cache<entry>;
@@ -109,8 +117,9 @@ class graphs {
   table graphs_;
   lru_cache<bool> seen_;
   kind_table kinds_;
+  lru_cache<bool> given_up_;  // kinds; once it is full, all are
   std::uint64_t clock_ = 0;   // calls
-  std::size_t given_up_ = 0;  // kinds; when more were than the table holds, all are
+  std::uint64_t generation_ = 0;
   std::atomic<std::size_t> replays_{0};
   std::atomic<std::size_t> staged_{0};
   std::atomic<std::size_t> captures_{0};

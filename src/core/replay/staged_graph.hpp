@@ -48,6 +48,12 @@ class staged_graph {
   /// Enqueues the work for the memory of `c`, a call of the kind it was made for. Any thread.
   [[nodiscard]] status launch(const dispatch::call& c) const;
 
+  /// `c` on the copies, its lists in `buffers`.
+  [[nodiscard]] dispatch::call on_copies(const dispatch::call& c,
+                                         std::vector<any_buffer>& buffers) const {
+    return area_->call_on_it(c, buffers);
+  }
+
  private:
   std::shared_ptr<const staging_area> area_;
   std::shared_ptr<const cuda::graph> graph_;  // ends first
