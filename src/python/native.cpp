@@ -88,8 +88,8 @@ void fill(attribute_set& to, const nb::dict& from) {
   }
 }
 
-std::size_t counted(const native_handle& h, std::size_t (replay::graphs::*count)() const) {
-  const replay::graphs* const g = h.target->graphs();
+std::size_t counted(const native_handle& h, std::size_t (replay::device_graphs::*count)() const) {
+  const replay::device_graphs* const g = h.target->graphs();
   return g == nullptr ? 0 : (g->*count)();
 }
 
@@ -159,17 +159,20 @@ void bind_native(nb::module_& m) {
       .def_prop_ro(
           "calls", [](const native_handle& h) { return h.target->calls(); },
           "How often XLA has called it.")
-      .def_prop_ro("replays",
-                   [](const native_handle& h) { return counted(h, &replay::graphs::replays); })
-      .def_prop_ro("captures",
-                   [](const native_handle& h) { return counted(h, &replay::graphs::captures); })
-      .def_prop_ro("kept", [](const native_handle& h) { return counted(h, &replay::graphs::size); })
+      .def_prop_ro(
+          "replays",
+          [](const native_handle& h) { return counted(h, &replay::device_graphs::replays); })
+      .def_prop_ro(
+          "captures",
+          [](const native_handle& h) { return counted(h, &replay::device_graphs::captures); })
+      .def_prop_ro("kept",
+                   [](const native_handle& h) { return counted(h, &replay::device_graphs::size); })
       // What only a target that calls Python counts.
       .def_prop_ro("hits", [](const native_handle&) { return 0; })
       .def_prop_ro("staged", [](const native_handle&) { return 0; })
       .def("clear_plans", [](const native_handle& h) {
         const nb::gil_scoped_release no_gil;  // a graph's end waits for its stream
-        if (replay::graphs* const g = h.target->graphs(); g != nullptr)
+        if (replay::device_graphs* const g = h.target->graphs(); g != nullptr)
           const auto gone = g->clear();
       });
 

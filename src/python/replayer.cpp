@@ -94,8 +94,9 @@ replayer::replayer(std::size_t limit, std::span<const index_pair> in_place,
 std::optional<status> replayer::replay(const dispatch::call& c) {
   if (compares()) return std::nullopt;
   const replay::call_key key = key_of(c, 0);  // whatever is there
-  if (const auto graph = graphs_.find(key); graph != nullptr) return graph->launch();
-  if (const auto staged = graphs_.find_staged(key); staged != nullptr) return staged->launch(c);
+  replay::graphs& here = graphs_.on(c.device.ordinal);
+  if (const auto graph = here.find(key); graph != nullptr) return graph->launch();
+  if (const auto staged = here.find_staged(key); staged != nullptr) return staged->launch(c);
   return std::nullopt;
 }
 
@@ -122,7 +123,7 @@ replayer::made_graph replayer::record(const dispatch::call& on, stream_ref launc
 
 template <class Graph>
 void replayer::keep(const dispatch::call& c, const plan& p, std::shared_ptr<const Graph> made) {
-  destroy(graphs_.keep(key_of(c, p.generation), std::move(made)));
+  destroy(graphs_.on(c.device.ordinal).keep(key_of(c, p.generation), std::move(made)));
 }
 
 status replayer::capture(const dispatch::call& c, const std::shared_ptr<plan>& p,
@@ -170,14 +171,15 @@ status replayer::stage(const dispatch::call& c, const std::shared_ptr<plan>& p,
 
 // Says once that calls of this kind are not captured any more.
 void replayer::give_up(const dispatch::call& c, const plan& p, const status& failed) {
-  if (!graphs_.give_up(key_of(c, p.generation))) return;
+  if (!graphs_.on(c.device.ordinal).give_up(key_of(c, p.generation))) return;
   on_not_captured_(nb::str(failed.message().data(), failed.message().size()));
 }
 
 replay::step replayer::next(const dispatch::call& c, const plan& p) {
   std::shared_ptr<void> gone;
-  const replay::step step = graphs_.next(key_of(c, p.generation), replay::staged_bytes(c),
-                                         replay::staged_buffers(c), gone);
+  const replay::step step =
+      graphs_.on(c.device.ordinal)
+          .next(key_of(c, p.generation), replay::staged_bytes(c), replay::staged_buffers(c), gone);
   destroy(std::move(gone));
   return step;
 }
@@ -203,7 +205,7 @@ bool replayer::captured(const dispatch::call& c, const std::shared_ptr<plan>& p,
 }
 
 void replayer::ran(const dispatch::call& c, const plan& p, std::chrono::nanoseconds duration) {
-  graphs_.ran(key_of(c, p.generation), duration);
+  graphs_.on(c.device.ordinal).ran(key_of(c, p.generation), duration);
 }
 
 // What a replay does not write must not pass for what the last run, or the last replay, has
@@ -234,8 +236,9 @@ std::function<status()> replayer::graph_to_compare(const dispatch::call& c,
     };
   };
   const replay::call_key key = key_of(c, 0);  // whatever is there
-  if (auto graph = graphs_.find(key); graph != nullptr) return replayed(std::move(graph));
-  if (auto graph = graphs_.find_staged(key); graph != nullptr) {
+  replay::graphs& here = graphs_.on(c.device.ordinal);
+  if (auto graph = here.find(key); graph != nullptr) return replayed(std::move(graph));
+  if (auto graph = here.find_staged(key); graph != nullptr) {
     return on_copies(std::move(graph));
   }
   switch (next(c, *p)) {
@@ -326,9 +329,9 @@ bool replayer::compared(const dispatch::call& c, const std::shared_ptr<plan>& p,
 }
 
 void replayer::clear(std::uint64_t generation) {
-  std::shared_ptr<void> graphs = graphs_.clear(generation);
+  std::vector<std::shared_ptr<void>> graphs = graphs_.clear(generation);
   const nb::gil_scoped_release no_gil;  // they wait for their streams
-  graphs.reset();
+  graphs.clear();
 }
 
 }  // namespace jaxbridge::python

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/dispatch/in_place.hpp"
-#include "core/replay/graphs.hpp"
+#include "core/replay/device_graphs.hpp"
 #include "python/plan.hpp"
 #include "python/py.hpp"
 
@@ -62,7 +62,7 @@ class replayer {
   /// Forgets all graphs, and those to come of plans of other generations. The GIL is held.
   void clear(std::uint64_t generation);
 
-  [[nodiscard]] const replay::graphs& counts() const noexcept { return graphs_; }
+  [[nodiscard]] const replay::device_graphs& counts() const noexcept { return graphs_; }
 
  private:
   using made_graph = result<std::shared_ptr<const cuda::graph>>;
@@ -90,7 +90,7 @@ class replayer {
   std::vector<index_pair> in_place_;
   nb::object on_not_captured_;
   nb::object on_compared_;
-  replay::graphs graphs_;
+  replay::device_graphs graphs_;
 };
 
 }  // namespace jaxbridge::python

@@ -17,6 +17,7 @@
 #include "core/cuda/graph.hpp"
 #include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
+#include "core/replay/device_graphs.hpp"
 #include "core/replay/graphs.hpp"
 #include "core/replay/staged_graph.hpp"
 #include "fakes/fake_cuda_fixture.hpp"
@@ -607,6 +608,42 @@ TEST_F(staged_graph_test, ACallThatBeganBeforeTheEndLeavesNothing) {
   all.ran(later, quick);
   EXPECT_EQ(all.next(later, 0, 2, gone), step::capture);
   EXPECT_EQ(next(all, 1), step::run);  // of one that began before
+}
+
+TEST_F(staged_graph_test, EachDeviceHasATableOfItsOwn) {
+  using jaxbridge::replay::device_graphs;
+  device_graphs all(2);
+  graphs& first = all.on(0);
+  graphs& last = all.on(jaxbridge::cuda::max_devices - 1);
+  EXPECT_NE(&first, &last);
+  EXPECT_EQ(&first, &all.on(0));
+  int from = 1;
+  int to = 0;
+  for (std::uintptr_t i = 0; i < 3; ++i) {
+    (void)first.keep(keys(i), std::shared_ptr<const graph>(recorded(from, to)));
+  }
+  EXPECT_EQ(last.find(keys(1)), nullptr);
+  (void)last.keep(keys(1), std::shared_ptr<const graph>(recorded(from, to)));
+  EXPECT_NE(first.find(keys(1)), nullptr);
+  EXPECT_NE(last.find(keys(1)), nullptr);
+  (void)last.keep(keys(7), staged(int_call(stream)));
+  EXPECT_NE(last.find_staged(keys(8)), nullptr);
+  EXPECT_EQ(all.size(), 3u);  // two of the first, whose limit that is
+  EXPECT_EQ(all.captures(), 5u);
+  EXPECT_EQ(all.replays(), 3u);
+  EXPECT_EQ(all.staged(), 1u);
+
+  EXPECT_EQ(all.clear(5).size(), 2u);
+  EXPECT_EQ(all.size(), 0u);
+  EXPECT_EQ(all.captures(), 5u);
+  for (const int ordinal : {0, 1}) {  // also where a device is used for the first time
+    std::shared_ptr<void> gone;
+    graphs& here = all.on(ordinal);
+    here.ran(keys(1), quick);
+    EXPECT_EQ(here.next(keys(1), 0, 2, gone), step::run);  // of one that began before
+    here.ran(keys(1, 0, 5), quick);
+    EXPECT_EQ(here.next(keys(1, 0, 5), 0, 2, gone), step::capture);
+  }
 }
 
 TEST_F(staged_graph_test, WithoutALimitNothingIsKept) {

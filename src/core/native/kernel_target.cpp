@@ -40,14 +40,15 @@ status kernel_target::run(const dispatch::call& c) {
 
   // XLA's own capture gets the kernel itself.
   if (shape_.is_empty() || cuda::is_capturing(c.stream)) return launch(c, parameters.data());
-  if (const auto graph = graphs_.find(key); graph != nullptr) return named(graph->launch());
+  replay::graphs& here = graphs_.on(c.device.ordinal);
+  if (const auto graph = here.find(key); graph != nullptr) return named(graph->launch());
   std::shared_ptr<void> gone;
   // No run is known to be slow, and so nothing is staged.
-  if (graphs_.next(key, 0, 0, gone) == replay::step::capture) {
+  if (here.next(key, 0, 0, gone) == replay::step::capture) {
     return launch_captured(c, parameters.data(), key);
   }
   status s = launch(c, parameters.data());
-  if (s.ok()) graphs_.ran(key, std::chrono::nanoseconds::max());
+  if (s.ok()) here.ran(key, std::chrono::nanoseconds::max());
   return s;
 }
 
@@ -72,11 +73,11 @@ status kernel_target::launch_captured(const dispatch::call& c, void** parameters
   };
   result<std::shared_ptr<cuda::graph>> made = record();
   if (!made.ok()) {
-    (void)graphs_.give_up(key);
+    (void)graphs_.on(c.device.ordinal).give_up(key);
     return launch(c, parameters);
   }
   status s = named(made.value()->launch());
-  if (s.ok()) const auto gone = graphs_.keep(key, std::move(made).value());
+  if (s.ok()) const auto gone = graphs_.on(c.device.ordinal).keep(key, std::move(made).value());
   return s;
 }
 

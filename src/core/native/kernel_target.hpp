@@ -9,7 +9,7 @@
 
 #include "core/cuda/module.hpp"
 #include "core/native/native_target.hpp"
-#include "core/replay/graphs.hpp"
+#include "core/replay/device_graphs.hpp"
 
 namespace jaxbridge::native {
 
@@ -21,12 +21,12 @@ inline constexpr std::size_t max_kernel_arguments = 512;
 /// the time (1.2 us in place of 3.1 us on an H200).
 class kernel_target final : public native_target {
  public:
-  /// At most `limit` graphs are kept.
+  /// At most `limit` graphs are kept for each device.
   kernel_target(std::string name, std::shared_ptr<cuda::kernel> kernel,
                 std::vector<argument> arguments, cuda::launch_shape shape,
                 dispatch::in_place in_place, std::size_t limit, bool inspects = false);
 
-  [[nodiscard]] replay::graphs* graphs() noexcept override { return &graphs_; }
+  [[nodiscard]] replay::device_graphs* graphs() noexcept override { return &graphs_; }
 
  protected:
   [[nodiscard]] status run(const dispatch::call& c) override;
@@ -39,7 +39,7 @@ class kernel_target final : public native_target {
 
   std::shared_ptr<cuda::kernel> kernel_;
   cuda::launch_shape shape_;
-  replay::graphs graphs_;
+  replay::device_graphs graphs_;
 };
 
 }  // namespace jaxbridge::native

@@ -33,7 +33,7 @@ native_target::native_target(std::string name, std::vector<argument> arguments,
       inspects_(inspects) {}
 
 status native_target::invoke(const dispatch::call& c) noexcept {
-  calls_.fetch_add(1, std::memory_order_relaxed);
+  calls_.add(c.device.ordinal);
   // Before anything that uses CUDA, or calls code that may: a graph, a kernel, a C function.
   if (exiting()) return {status_code::failed_precondition, name_ + ": the process is ending"};
   for (const argument& a : arguments_) {

@@ -3,14 +3,14 @@
 // common.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/device_counter.hpp"
 #include "core/dispatch/in_place.hpp"
 #include "core/dispatch/registry.hpp"
-#include "core/replay/graphs.hpp"
+#include "core/replay/device_graphs.hpp"
 
 namespace jaxbridge::native {
 
@@ -47,11 +47,9 @@ class native_target : public dispatch::target {
   status invoke(const dispatch::call& c) noexcept final;
 
   /// How often XLA has called it.
-  [[nodiscard]] std::uint64_t calls() const noexcept {
-    return calls_.load(std::memory_order_relaxed);
-  }
+  [[nodiscard]] std::uint64_t calls() const noexcept { return calls_.total(); }
   /// What it replays; null where it replays nothing.
-  [[nodiscard]] virtual replay::graphs* graphs() noexcept { return nullptr; }
+  [[nodiscard]] virtual replay::device_graphs* graphs() noexcept { return nullptr; }
 
  protected:
   /// The work of a call that has been checked.
@@ -65,7 +63,7 @@ class native_target : public dispatch::target {
   std::vector<argument> arguments_;
   dispatch::in_place in_place_;
   bool inspects_;
-  std::atomic<std::uint64_t> calls_{0};
+  device_counter calls_;
 };
 
 }  // namespace jaxbridge::native

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The graphs of one function, by the memory that they work on.
+// The graphs of one function on one device, by the memory that they work on.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ enum class step : std::uint8_t {
 /// works on copies, where that costs less than running the function.
 ///
 /// A call that began before clear() leaves nothing: its graph would work with what is forgotten.
-class graphs {
+class alignas(64) graphs {  // two share no cache line
  public:
   /// How many lists of one kind come for the first time before it is decided what to do with them.
   static constexpr int patience = 8;
@@ -50,11 +50,12 @@ class graphs {
 
   /// At most `limit` graphs are kept. The least recently used goes for a new one, but not as long
   /// as it is in use: where more lists come in turn than that, those without a graph stay without.
-  explicit graphs(std::size_t limit)
+  explicit graphs(std::size_t limit, std::uint64_t generation = 0)
       : graphs_(limit),
         seen_(4 * limit),
         kinds_(limit == 0 ? 0 : max_kinds),
-        given_up_(max_kinds + 1) {}
+        given_up_(max_kinds + 1),
+        generation_(generation) {}
 
   /// The graph of the call's memory; null where there is none.
   [[nodiscard]] std::shared_ptr<const cuda::graph> find(const call_key& key);
@@ -119,7 +120,7 @@ class graphs {
   kind_table kinds_;
   lru_cache<bool> given_up_;  // kinds; once it is full, all are
   std::uint64_t clock_ = 0;   // calls
-  std::uint64_t generation_ = 0;
+  std::uint64_t generation_;
   std::atomic<std::size_t> replays_{0};
   std::atomic<std::size_t> staged_{0};
   std::atomic<std::size_t> captures_{0};
