@@ -343,6 +343,29 @@ def test_F15_the_second_call_runs_the_function_and_nothing_else(x):
     assert len(calls) < 12, calls
 
 
+def test_F15_the_first_program_of_a_process_is_traced_once():
+    """What a module of JAX's brings that is imported meanwhile can make JAX trace all again."""
+    processes.run(
+        """
+        import jax, jax.numpy as jnp, jaxbridge
+        import sys
+
+        f = jaxbridge.call(lambda v: v + 1, lambda v: v)
+        traces = []
+
+        @jax.jit
+        def program(v):
+            traces.append(1)
+            return f(v) * 2
+
+        for _ in range(3):
+            assert program(jnp.zeros(2)).tolist() == [2, 2]
+        assert traces == [1]
+        assert "jax.extend.pallas" not in sys.modules
+        """
+    )
+
+
 def test_F16_a_thousand_closures(collected):
     class Array(np.ndarray):
         pass
