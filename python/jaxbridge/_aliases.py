@@ -64,7 +64,10 @@ def _shown(leaves: Sequence[Any], tree: Any) -> str:
     if not leaves:
         return "no array"
     marks = ["*" if isinstance(x, Slot) else repr(x) for x in leaves]
-    return str(jax.tree.unflatten(tree, [_Mark(m) for m in marks]))
+    try:
+        return str(jax.tree.unflatten(tree, [_Mark(m) for m in marks]))
+    except Exception:  # a node of the user's that takes nothing but arrays
+        return str(tree)
 
 
 class _Mark(str):

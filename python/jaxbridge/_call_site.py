@@ -2,6 +2,7 @@
 """One way of calling a Function, and the target that stands for it in this process."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import pickle
@@ -38,8 +39,9 @@ class Registration:
 
     def clear(self) -> None:
         """Forgets plans, graphs and states; not what XLA's own graphs work with, which stay."""
-        if self.site.options.graph != "xla":
-            self._states.clear()
+        for key in list(self._states):
+            if self.site.options.graph != "xla" or key[0] == "cpu":
+                self._states.pop(key, None)
         self.target.clear_plans()
 
     def end(self) -> None:
@@ -90,9 +92,17 @@ class Hold:
         # Of an executable that is serialized: where it is loaded it finds a durable call by its text.
         if self.is_durable:
             return type(None), ()
+        site = self.registration.site
+        if site.durable:
+            raise pickle.PicklingError(
+                f"{site.name}: an executable with this function cannot be serialized: another one that "
+                f"is told by the same name and content is in use in this process (a module was loaded "
+                f"again, or a class defined again); give this one a name of its own, or drop the "
+                f"programs of the other"
+            )
         raise pickle.PicklingError(
-            f"{self.registration.site.name}: an executable with an anonymous function cannot be "
-            f"serialized, since no other process could find the function; give it a name"
+            f"{site.name}: an executable with an anonymous function cannot be serialized, since no other "
+            f"process could find the function; give it a name"
         )
 
     def __del__(self) -> None:
@@ -105,31 +115,9 @@ class Hold:
             if last.holds == 0 and _registrations.get(last.key) is last:
                 del _registrations[last.key]
                 last.end()
-                _registration_lock.gone.append(last)
-
-
-class _RegistrationLock:
-    """Reentrant: a collection inside can end a Hold. What ended is destroyed when the lock is free.
-
-    A target's graphs wait for the device, which may wait for a thread that wants the lock.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
-        self.gone: list[Registration] = []
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._depth += 1
-
-    def __exit__(self, *exc: object) -> None:
-        gone: list[Registration] = []
-        self._depth -= 1
-        if self._depth == 0:
-            gone, self.gone = self.gone, gone
-        self._lock.release()
-        del gone
+                _gone.append(last)
+        del last
+        _destroy_gone()
 
 
 # A key has one registration, which its executables share; the process holds that of a durable call, for
@@ -137,7 +125,17 @@ class _RegistrationLock:
 _registrations: dict[int, Registration] = {}
 _durable: collections.OrderedDict[int, Hold] = collections.OrderedDict()
 _most_durable = 4096
-_registration_lock = _RegistrationLock()
+# Reentrant: a collection inside can end a Hold.
+_registration_lock = threading.RLock()
+# What ended is destroyed when this thread has given up the lock: the end of a target's graphs waits for the
+# device, which may wait for a thread that wants it.
+_gone: collections.deque[Registration] = collections.deque()
+
+
+def _destroy_gone() -> None:
+    while _gone and not _registration_lock._is_owned():  # type: ignore[attr-defined]
+        with contextlib.suppress(IndexError):  # another thread was first
+            _gone.popleft()
 
 
 def target_of_part(whole: int, text: str, types: tuple[Any, Any]) -> Any | None:
@@ -157,18 +155,28 @@ def target_of_part(whole: int, text: str, types: tuple[Any, Any]) -> Any | None:
     site = dataclasses.replace(registration.site, key=_spec.key_of(text), text=text, types=types)
     part = registration.parts.setdefault(text, site.hold())
     del hold
+    _destroy_gone()
     return part.registration.target
 
 
 def forget_durable(callee: "Callee") -> None:
-    """Gives up what the process holds of a Function; a program of elsewhere finds it again."""
+    """Gives up what the process holds of a Function; a program of elsewhere finds it again.
+
+    Not what programs of graph="xla" hold as well: their graphs work with it.
+    """
+
+    def is_forgotten(held: Registration) -> bool:
+        is_used = callee.options.graph == "xla" and held.holds > 1
+        return held.site.callee is callee and not is_used
+
     with _registration_lock:
         forgotten = [
             _durable.pop(key)
             for key, hold in list(_durable.items())
-            if hold.registration.site.callee is callee and callee.options.graph != "xla"
+            if is_forgotten(hold.registration)
         ]
     del forgotten  # without the lock
+    _destroy_gone()
 
 
 class Stats:
@@ -199,6 +207,7 @@ class Stats:
             # A list: a collection, which ends what is in cycles, may come meanwhile.
             for registration in list(self.live):
                 total.update(_counts_of(registration))
+        _destroy_gone()
         return {name: total[name] for name in _counted}
 
     def read(self, since: dict[str, int]) -> dict[str, Any]:
@@ -206,6 +215,7 @@ class Stats:
         counts = {name: n - since[name] for name, n in self.totals().items()}
         with _registration_lock:
             kept = sum(r.target.kept for r in list(self.live))
+        _destroy_gone()
         return {**counts, "cache_size": kept, "fallbacks": list(self._fallbacks)}
 
 
@@ -300,6 +310,7 @@ class CallSite:
                 if len(_durable) > _most_durable:
                     _, gone = _durable.popitem(last=False)
         del gone  # without the lock
+        _destroy_gone()
         return hold
 
     def _means_the_same_as(self, other: "CallSite") -> bool:

@@ -372,9 +372,9 @@ def keep_alive(ctx: Any, thing: Any, *, in_runs: bool) -> None:
 
     A keepalive of JAX's lives as long as the executable's Python object. On the CPU a run can outlive
     that: `jax.jit(lambda x: ...)(x)` gives it up with the lambda, when a long program has just begun.
-    A host callback belongs to the executable that XLA runs. This one is never called, but keeps the
-    executable out of JAX's compile cache. On CUDA a run has called us before it is dispatched, and a
-    host callback would slow dispatch down.
+    A host callback belongs to the executable that XLA runs. This one is never called, but on 0.8
+    it keeps the executable out of JAX's compile cache. On CUDA a run has called us before it is
+    dispatched, and a host callback would slow dispatch down.
     """
     if in_runs and "cpu" in lowering_platforms(ctx):
         ctx.module_context.add_host_callback(_KeptAlive(thing))

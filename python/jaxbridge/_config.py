@@ -2,7 +2,8 @@
 """The environment variables, read in this one place.
 
 JAXBRIDGE_DEBUG: 0 (default) or 1: checks every call, slowly (docs/errors.md).
-JAXBRIDGE_CACHE_LIMIT: how many lists of addresses are kept for each call and its shapes (default 256).
+JAXBRIDGE_CACHE_LIMIT: how many lists of addresses are kept for each call and its shapes, and how many
+    graphs for each call and device (default 256).
 JAXBRIDGE_CACHE_DIR: where compiled CUDA source is kept (default ~/.cache/jaxbridge).
 JAXBRIDGE_CUDA_DRIVER: path of the driver library instead of libcuda.so.1; read by the core.
 """

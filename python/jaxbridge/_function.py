@@ -320,7 +320,7 @@ class Function(_rules.WithRules, Generic[P, R]):  # noqa: UP046 (P and R are use
             captures: how often a call was captured into one.
             fallbacks: why calls could not be captured, and run each time: each reason once.
             cache_size: how many lists of addresses are kept now; at most JAXBRIDGE_CACHE_LIMIT for each
-                call in a program and its shapes.
+                call in a program and its shapes (of a kernel: and each device).
         """
         return self.callee.stats()
 

@@ -120,10 +120,9 @@ def _lower_to_ours(
     """The call of the target that a key stands for, which may call a handler of the function's own."""
     hold = site.hold()
     if not is_export:
-        # The process may give up what it holds of a durable call: the program still means this function.
-        # Graphs that XLA captures work on memory of the registration's as long as they run.
-        in_runs = not hold.is_durable or site.options.graph == "xla"
-        _compat.keep_alive(ctx, hold, in_runs=in_runs)
+        # The process may give up what it holds of a durable call: the program still means this function,
+        # and graphs that XLA has captured work on memory of the registration's.
+        _compat.keep_alive(ctx, hold, in_runs=not hold.is_durable)
     key = hold.registration.key
     if is_export and key != site.key:
         # Who runs an exported program looks the function up by what it is.

@@ -33,11 +33,15 @@ def take(name: str, leaves: list[Any], treedef: Any) -> list[int]:
         if type(leaf) is not _compat.array_type:
             if type(leaf) in _never:
                 continue
-            where = functools.partial(_where, name, position, treedef)
             if not is_operand(leaf):
-                _check_static(leaf, where)
+                if _is_of_others(type(leaf)):
+                    raise TypeError(
+                        f"{_where(name, position, treedef)} is of {type(leaf).__module__}."
+                        f"{type(leaf).__qualname__}, an array of another library, which is no argument of "
+                        f"JAX's; pass jaxbridge.from_external(x)"
+                    )
                 continue
-            leaves[position] = as_operand(leaf, where)
+            leaves[position] = as_operand(leaf, functools.partial(_where, name, position, treedef))
         positions.append(position)
     return positions
 
@@ -74,17 +78,13 @@ def is_operand(leaf: Any) -> bool:
     )
 
 
-def _check_static(leaf: Any, where: Callable[[], str]) -> None:
-    """Raises TypeError for an array of another library: what is static is part of the program."""
-    kind = type(leaf)
-    if any(hasattr(kind, protocol) for protocol in _protocols):
-        raise TypeError(
-            f"{where()} is a {kind.__module__}.{kind.__qualname__}, an array of another library, which is "
-            f"no argument of JAX's; pass jaxbridge.from_external(x)"
-        )
-
-
-_protocols = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
+def _is_of_others(kind: type) -> bool:
+    """Whether these are arrays of another library: what is static is part of the program."""
+    return (
+        hasattr(kind, "__dlpack__")
+        or hasattr(kind, "__cuda_array_interface__")
+        or hasattr(kind, "__array_interface__")
+    )
 
 
 def _where(name: str, position: int, treedef: Any) -> str:

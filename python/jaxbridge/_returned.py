@@ -105,12 +105,20 @@ def _returned_check(site: "CallSite", adapter: Any) -> Callable[[Any, list[Any]]
         )
 
     def is_written(array: Any, buffers: list[Any]) -> bool:
+        if not buffers or 0 in array.shape:
+            return 0 in array.shape
         address = _address(array, adapter)
-        return 0 in array.shape or any(b.pointer <= address < b.pointer + b.nbytes for b in buffers)
+        return any(b.pointer <= address < b.pointer + b.nbytes for b in buffers)
 
     def check(value: Any, buffers: list[Any]) -> None:
-        for leaf in jax.tree.leaves(value):
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not is_written(leaf, buffers):
+        try:
+            leaves = jax.tree.leaves(value)
+        except Exception:  # a container that JAX cannot take apart: keys without an order
+            return
+        for leaf in leaves:
+            if not (isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")):
+                continue
+            if not is_written(leaf, buffers):
                 raise ResultError(
                     f"{site.name}: the function returned an array, "
                     f"{leaf.dtype}[{','.join(map(str, leaf.shape))}], {why}"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a function may return or write, and what is said of anything else."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,10 +171,11 @@ def test_results_that_alias_arguments(x):
 def test_an_array_is_no_result_where_none_is_declared(x, spec):
     """A callable that forgets to return what it makes must not pass for one that declares nothing."""
     seen = []
-    for returned in (None, 3, "done", [], {"status": 0}):
+    odd = types.SimpleNamespace(shape=None, dtype="none")
+    for returned in (None, 3, "done", [], {"status": 0}, {1: 2, "a": 3}, odd):
         f = jaxbridge.call(lambda v, returned=returned: (seen.append(v.sum()), returned)[1], spec)
         assert not f(x)
-    assert seen == [6.0] * 5
+    assert seen == [6.0] * 7
     for wrong in (lambda v: v + 1, lambda v: v, lambda v: [v * 2], lambda v: {"a": v.sum()}):
         text = result_error(wrong, spec, x)
         assert "returned an array, float32[" in text and "no result is declared" in text

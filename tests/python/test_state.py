@@ -211,3 +211,28 @@ def test_one_name_for_two_definitions(first):
     jaxbridge.call(body, like, name=name, **(with_it if first else {}))
     with pytest.raises(ValueError, match="belongs to another function already"):
         jaxbridge.call(body, like, name=name, **({} if first else with_it))
+
+
+def test_the_state_of_a_graph_of_xla_is_freed_too():
+    """On the CPU graph= means nothing; what text tells is held by the process until clear()."""
+
+    class State:
+        pass
+
+    alive = weakref.WeakSet()
+
+    def make(context, v):
+        alive.add(state := State())
+        return state
+
+    f = jaxbridge.call(
+        lambda v, state: v, lambda v: v, state=make, graph="xla", name="state of xla, freed"
+    )
+    program = jax.jit(f)
+    program(jnp.zeros(3))
+    assert len(alive) == 1
+    f.clear()
+    gc.collect()
+    assert len(alive) == 0
+    program(jnp.zeros(3))
+    assert len(alive) == 1
