@@ -113,7 +113,7 @@ def _returned_check(site: "CallSite", adapter: Any) -> Callable[[Any, list[Any]]
     def check(value: Any, buffers: list[Any]) -> None:
         try:
             leaves = jax.tree.leaves(value)
-        except Exception:  # a container that JAX cannot take apart: keys without an order
+        except (TypeError, ValueError):  # keys without an order, which JAX cannot take apart
             return
         for leaf in leaves:
             if not (isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")):

@@ -24,3 +24,18 @@ def readonly_view(a: np.ndarray) -> np.ndarray:
     a = a[:]
     a.flags.writeable = False
     return a
+
+
+class Exchanged:
+    """An array of a library that has DLPack alone; it cannot be referred to weakly."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()

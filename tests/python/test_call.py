@@ -12,6 +12,7 @@ import pytest
 
 import jaxbridge
 from jaxbridge import errors
+from owned_memory import Exchanged
 
 F32 = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -29,20 +30,7 @@ def x():
     return jnp.arange(4, dtype=jnp.float32)
 
 
-class _Exchanged:
-    """What another library's array has."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
-@pytest.mark.parametrize("make", [_Exchanged, lambda a: jaxbridge.view(jnp.asarray(a))])
+@pytest.mark.parametrize("make", [Exchanged, lambda a: jaxbridge.view(jnp.asarray(a))])
 def test_an_array_of_another_library_is_no_static_argument(make):
     seen = []
     f = jaxbridge.call(lambda v, w: (seen.append(1), v)[1], lambda v, w: v)

@@ -13,7 +13,7 @@ import pytest
 import jaxbridge
 from interchange import Only
 from jaxbridge import _core, _kept, _memory
-from owned_memory import needs_updates, owned
+from owned_memory import Exchanged, needs_updates, owned
 from processes import run
 
 # ---- where JAX does other things -----------------------------------------------------------------
@@ -194,28 +194,13 @@ def test_a_tensor_of_other_strides_is_not_the_same(needs):
     assert tensor.tolist() == [[0, 2], [101, 3]]
 
 
-class Slots:
-    """An array that cannot be referred to weakly."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
 @needs_updates
 @pytest.mark.parametrize(
     "made_of",
     [
         lambda a: jaxbridge.buffer(a.ctypes.data, a.shape, a.dtype, "cpu", owner=a),
         lambda a: Only(a, "__dlpack__", "__dlpack_device__"),
-        Slots,
+        Exchanged,
         memoryview,
     ],
     ids=["buffer", "DLPack", "without weak references", "memoryview"],
