@@ -315,18 +315,33 @@ def _() -> Subject:
     return eager(lambda: jax.dlpack.from_dlpack(theirs))
 
 
-@candidate("jaxbridge, to_external", "cupy", on="cuda")
-def _() -> Subject:
-    _, ours = on_the_device()
-    return eager(lambda: jaxbridge.to_external(ours, "cupy"))
-
-
-@candidate("cupy.asarray", "cupy", on="cuda")
-def _() -> Subject:
+def wait_for_the_device() -> None:
     import cupy
 
-    _, ours = on_the_device()
-    return eager(lambda: cupy.asarray(ours))
+    cupy.cuda.Device(0).synchronize()
+
+
+def run_a_kernel() -> None:
+    """The driver's answers take longer from then on, until the host has waited for the whole device."""
+    import cupy
+
+    cupy.arange(4)
+    cupy.cuda.get_current_stream().synchronize()
+
+
+for _state, _begin in (("", wait_for_the_device), (", after a kernel", run_a_kernel)):
+
+    @candidate(f"jaxbridge, to_external{_state}", "cupy", on="cuda")
+    def _(begin: Any = _begin) -> Subject:
+        _, ours = on_the_device()
+        return eager(lambda: jaxbridge.to_external(ours, "cupy"), begin=begin)
+
+    @candidate(f"cupy.asarray{_state}", "cupy", on="cuda")
+    def _(begin: Any = _begin) -> Subject:
+        import cupy
+
+        _, ours = on_the_device()
+        return eager(lambda: cupy.asarray(ours), begin=begin)
 
 
 @candidate("jaxbridge, to_external, torch", "cupy", "torch", on="cuda")

@@ -74,11 +74,16 @@ def dispatched(f: Callable[[], Any]) -> Run:
     return run
 
 
-def eager(f: Callable[[], Any], wait: Callable[[], Any] = lambda: None) -> Subject:
-    """Calls in a row outside of programs: the time of the host."""
+def eager(
+    f: Callable[[], Any],
+    wait: Callable[[], Any] = lambda: None,
+    begin: Callable[[], Any] = lambda: None,
+) -> Subject:
+    """Calls in a row outside of programs: the time of the host, between `begin` and `wait`."""
     calls = WAYS["eager"].calls
 
     def run() -> float:
+        begin()
         start = time.perf_counter()
         for _ in range(calls):
             f()

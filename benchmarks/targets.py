@@ -151,8 +151,15 @@ TARGETS = [
         Limit(1.1, "jax.dlpack.from_dlpack"),
         "cuda",
     ),
-    Target(
-        "to_external, CuPy", "jaxbridge, to_external", "eager", Limit(1.1, "cupy.asarray"), "cuda"
+    *(
+        Target(
+            f"to_external, CuPy{state}",
+            f"jaxbridge, to_external{state}",
+            "eager",
+            Limit(1.1, f"cupy.asarray{state}"),
+            "cuda",
+        )
+        for state in ("", ", after a kernel")
     ),
     Target(
         "to_external, torch",

@@ -292,6 +292,11 @@ def local_platforms() -> frozenset[str]:
     return frozenset(_xla_bridge.backends())
 
 
+def has_begun_with_cuda() -> bool:
+    """Whether JAX has devices of CUDA by now; starts nothing."""
+    return _xla_bridge.backends_are_initialized() and "cuda" in local_platforms()
+
+
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:
     """The platforms that a lowering rule is asked for."""
     return tuple(ctx.module_context.platforms)
@@ -449,6 +454,9 @@ def import_dlpack(
 # donation, and for which that stream (1: the legacy default one) waits, or the host (None). The public form
 # does the same at three times the cost.
 export_dlpack: Any = _jaxlib.buffer_to_dlpack_managed_tensor
+# Called with an array on one device that is not deleted: what its `addressable_data(0)` returns, which asks
+# first, in Python, whether the array is such a one. None where there is no such method.
+data_on_one_device: Any = getattr(array_type, "_fully_replicated_shard", None)
 
 
 def stream_waits(stream: int, array: jax.Array) -> None:

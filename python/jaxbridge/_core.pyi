@@ -442,13 +442,6 @@ def view_of_capsule(capsule: Any, stream: int | None, readonly: bool | None, own
     Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver is asked who owns the memory.
     """
 
-def exporter(exporter: Callable[..., Any], ordinal: int | None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None, make: Callable[[View], Any] | None, readonly: bool) -> Callable[[Any], Any]:
-    """
-    A function that makes a view of an array of JAX, or what `make` makes of that.
-
-    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours.
-    """
-
 def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> Any:
     """
     A DLPack capsule for JAX, dense views only. The view ends when the device is past what `used_on` has when JAX lets go. `as_device`: pinned memory as that of a device.
@@ -461,6 +454,13 @@ def live_imports(pointer: int) -> int:
 
 def release_unused() -> int:
     """Releases owners that the device has finished with; how many are left."""
+
+def exporter(exporter: Callable[..., Any], *, data_of: Callable[[Any], Any] | None = None, ordinal: int | None = None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None = None, reused_on: int | None = None, make: Callable[..., Any] | None = None, by_parts: bool = False, readonly: bool = True) -> Callable[[Any], Any]:
+    """
+    A function that makes a view of an array of JAX, or what `make` makes of that.
+
+    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `data_of`: returns the `addressable_data(0)` of an array that is not deleted. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours. `reused_on`: the CUstream on which JAX uses memory again. While others have the array at the view's end, it is put behind the consumer's, and the memory is JAX's at once. `by_parts`: `make` gets the view's `parts` after it.
+    """
 
 def begin_exit() -> bool:
     """

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _views
+from . import _adapters, _compat, _core, _imports, _views
 from ._current_device import keeps_current_device
 
 
@@ -64,14 +64,37 @@ class _Route:
 def _exporter(
     adapter: Any, sharding: Any, ordinal: int | None, stream: Any, *, readonly: bool = True
 ) -> Callable[[Any], Any]:
-    make = None
-    if adapter is not None:
-        make = adapter.array_of if adapter.max_ndim >= 64 else _checking_ndim(adapter)
-    export = _core.exporter(_compat.export_dlpack, ordinal, stream, make, readonly)
+    make, by_parts = (None, False) if adapter is None else _maker(adapter)
     (device,) = sharding.device_set
-    if ordinal is None and device.platform != "cpu":
-        return keeps_current_device(export)  # it does so itself where there is an ordinal
-    return export
+    has_consumer = ordinal is not None and stream is not None
+    reused_on = _imports.compute_stream(device) if has_consumer else None
+    export = _core.exporter(
+        _compat.export_dlpack,
+        data_of=_compat.data_on_one_device,
+        ordinal=ordinal,
+        stream=stream,
+        reused_on=reused_on,
+        make=make,
+        by_parts=by_parts,
+        readonly=readonly,
+    )
+    if ordinal is not None or device.platform == "cpu":
+        return export  # which keeps the device by itself where there is an ordinal
+
+    @keeps_current_device
+    def export_from_host(array: Any) -> Any:
+        return export(array)
+
+    return export_from_host
+
+
+def _maker(adapter: Any) -> tuple[Callable[..., Any], bool]:
+    """What makes its arrays of views, and whether it also takes their parts."""
+    if adapter.max_ndim < 64:
+        return _checking_ndim(adapter), False
+    if hasattr(adapter, "array_of_parts"):
+        return adapter.array_of_parts, True
+    return adapter.array_of, False
 
 
 def _checking_ndim(adapter: Any) -> Callable[[_core.View], Any]:
@@ -157,7 +180,8 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
         The same tree of arrays of that framework. What is not a copy must not be written to; NumPy and
         "view" say so, the others have no read-only arrays. On CUDA the stream waits for the arrays, and
         the host does not; their memory is JAX's again when that stream is past what it has when the last
-        of the framework's arrays goes.
+        of the framework's arrays goes. JAX's stream waits for that where JAX's array is still there, so
+        that it may be donated; else the memory is kept until then.
 
     Raises:
         ValueError: no framework of that name.
@@ -168,7 +192,12 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
     """
     if type(a) is _array_type and copy is None and stream is None:
         last = _last_route
-        if last.framework is framework and last.dtype is a.dtype and last.sharding is a.sharding:
+        # Of `aval`: the array's own are properties of Python's.
+        if (
+            last.framework is framework
+            and last.dtype is a.aval.dtype
+            and last.sharding is a.sharding
+        ):
             return last.export(a)
     elif not isinstance(a, jax.Array):
         _views.checked_copy(copy)

@@ -164,6 +164,8 @@ def of(x: Any, stream_of: Callable[[int], int] | None = None) -> tuple[_core.Vie
     if kind is np.ndarray:
         return _core.view_of_interface(x.__array_interface__, x, x.dtype, False), None
     if (adapter := _adapters.of_array(x)) is not None:
+        if stream_of is not None:
+            _compat.local_platforms()  # JAX begins: memory is known for pinned only with CUDA
         return adapter.view_of(x), None
     if kind is capsule_type:
         return _of_capsule(x, None, stream_of is not None), None

@@ -35,6 +35,7 @@ NB_MODULE(_core, m) {
   jaxbridge::python::bind_registry(m);
   jaxbridge::python::bind_view(m);
   jaxbridge::python::bind_view_sources(m);
+  jaxbridge::python::bind_exporter(m);
   m.def(
       "begin_exit",
       [] {

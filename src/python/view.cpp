@@ -88,8 +88,6 @@ nb::object tuple_of(std::span<const std::int64_t> numbers) {
   return out;
 }
 
-nb::object strides_tuple(const view& v) { return tuple_of(v.array.strides); }
-
 nb::dict interface_of(const view& v) {
   const std::string_view typestr = memory::typestr_of(v.array.dtype);
   if (typestr.empty()) {
@@ -104,7 +102,7 @@ nb::dict interface_of(const view& v) {
   const std::uintptr_t address = is_empty(v.array.shape) ? 0 : v.array.address();
   out["data"] = nb::make_tuple(address, v.array.readonly);
   out["version"] = 3;
-  out["strides"] = is_compact(v.array.layout()) ? nb::none() : strides_tuple(v);
+  out["strides"] = is_compact(v.array.layout()) ? nb::none() : strides_of(v);
   return out;
 }
 
@@ -256,10 +254,16 @@ void view::let_go() noexcept {
   nb::object freed_owner = std::move(owner);
   nb::object freed_consumer = std::move(consumer);
   if (!last) return;
+  if (reused_on && freed_owner.is_valid() && Py_REFCNT(freed_owner.ptr()) > 1) {
+    const nb::gil_scoped_release no_gil;  // there may be no room in a stream
+    if (memory::reuse_after_last_use(*last, array.ordinal, *reused_on)) return;
+  }
   auto* const kept =
       new owners{std::move(freed_tensor), std::move(freed_owner), std::move(freed_consumer)};
   memory::release_after_last_use(*last, array.ordinal, kept, &drop_owners);
 }
+
+nb::object strides_of(const view& v) { return tuple_of(v.array.strides); }
 
 nb::object make_view(view v) {
   v.numpy_dtype = numpy_dtype(v.array.dtype);
@@ -324,7 +328,7 @@ void bind_view(nb::module_& m) {
       .def_prop_ro(
           "shape", [](const view& v) { return v.shape; },
           nb::sig("def shape(self) -> tuple[int, ...]"))
-      .def_prop_ro("strides", &strides_tuple, nb::sig("def strides(self) -> tuple[int, ...]"),
+      .def_prop_ro("strides", &strides_of, nb::sig("def strides(self) -> tuple[int, ...]"),
                    "In bytes.")
       .def_prop_ro(
           "dtype", [](const view& v) { return v.numpy_dtype; },
@@ -360,9 +364,7 @@ void bind_view(nb::module_& m) {
       .def_prop_ro(
           "parts",
           [](const view& v) {
-            const memory::array& a = usable(v).array;
-            return nb::make_tuple(a.address(), a.size_bytes(), a.ordinal, v.shape, v.numpy_dtype,
-                                  is_compact(a.layout()) ? nb::none() : strides_tuple(v));
+            return with_parts(usable(v), [](auto... parts) { return nb::make_tuple(parts...); });
           },
           nb::sig("def parts(self) -> tuple[int, int, int, tuple[int, ...], "
                   "numpy.dtype[typing.Any], tuple[int, ...] | None]"),

@@ -27,6 +27,9 @@ struct view {
   /// has at the view's end, and `consumer`, which keeps the stream, with them.
   std::optional<stream_ref> used_on;
   nb::object consumer;
+  /// Where JAX uses the memory again. While somebody else has `owner`, JAX may do so at any time:
+  /// then this stream is put behind `used_on` at the view's end, and the owners go at once.
+  std::optional<stream_ref> reused_on;
   bool released = false;
 
   view() = default;
@@ -40,8 +43,20 @@ struct view {
   void let_go() noexcept;
 };
 
+/// In bytes, as a tuple.
+[[nodiscard]] nb::object strides_of(const view& v);
+
 /// Fills in what Python is shown of `v.array`, settles its strides, and makes the object.
 [[nodiscard]] nb::object make_view(view v);
+
+/// What a consumer by address is told after the view: pointer, nbytes, ordinal, shape, dtype, and
+/// strides or None where it is compact.
+template <class Function>
+auto with_parts(const view& v, Function function) {
+  const memory::array& a = v.array;
+  return function(a.address(), a.size_bytes(), a.ordinal, v.shape, v.numpy_dtype,
+                  is_compact(a.layout()) ? nb::none() : strides_of(v));
+}
 
 /// The view itself, with an error where it was released.
 [[nodiscard]] const view& usable(const view& v);
@@ -54,7 +69,18 @@ void order_after(const view& v, stream_ref to);
 [[nodiscard]] stream_ref stream_from(long long handle, const char* where);
 [[nodiscard]] std::uintptr_t stream_to(stream_ref stream);
 
+/// An address or a handle as Python writes it, NumPy's integers too; errors begin with `what`.
+[[nodiscard]] std::uintptr_t as_address(nb::handle number, const char* what);
+
+/// The handle of a thread's own default stream is another stream in another thread. The legacy one
+/// waits for all of these.
+[[nodiscard]] stream_ref of_any_thread(stream_ref stream);
+
+/// What a tensor says of its array; throws where JAX has no such arrays.
+[[nodiscard]] memory::array described(const memory::dlpack_tensor& tensor);
+
 void bind_view(nb::module_& m);
+void bind_exporter(nb::module_& m);
 void bind_view_sources(nb::module_& m);
 
 }  // namespace jaxbridge::python

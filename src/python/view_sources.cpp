@@ -5,10 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/cuda/context.hpp"
-#include "core/cuda/export_stream.hpp"
 #include "core/cuda/pointer.hpp"
-#include "core/cuda/stream_order.hpp"
 #include "core/exit.hpp"
 #include "core/memory/array_interface.hpp"
 #include "core/memory/dlpack_export.hpp"
@@ -57,27 +54,6 @@ std::int64_t as_int(nb::handle number, const char* what) {
     throw nb::value_error((std::string(what) + ": the number does not fit 64 bits").c_str());
   }
   return out;
-}
-
-std::uintptr_t as_address(nb::handle number, const char* what) {
-  PyObject* const index = PyNumber_Index(number.ptr());
-  if (index == nullptr) {
-    PyErr_Clear();
-    throw nb::type_error((std::string(what) + ": expected an address").c_str());
-  }
-  const nb::object owned = nb::steal(index);
-  const unsigned long long out = PyLong_AsUnsignedLongLong(index);
-  if (out == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw nb::value_error((std::string(what) + ": the number is no address").c_str());
-  }
-  return out;
-}
-
-// The handle of a thread's own default stream is another stream in another thread. The legacy one
-// waits for all of these.
-stream_ref of_any_thread(stream_ref stream) {
-  return stream.address() == 2 ? stream_ref::legacy_default() : stream;
 }
 
 std::vector<std::int64_t> as_ints(nb::handle numbers, const char* what) {
@@ -240,12 +216,6 @@ nb::object view_of_memory(nb::handle pointer, nb::handle shape, nb::handle dtype
   return make_view(std::move(v));
 }
 
-memory::array described(const memory::dlpack_tensor& tensor) {
-  result<memory::array> got = tensor.describe();
-  if (!got.ok()) raise(got.error());
-  return std::move(got).value();
-}
-
 nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle readonly,
                            nb::object owner) {
   view v;
@@ -260,106 +230,6 @@ nb::object view_of_capsule(nb::handle capsule, nb::handle stream, nb::handle rea
   if (!readonly.is_none()) v.array.readonly = nb::cast<bool>(readonly);
   v.owner = std::move(owner);
   return make_view(std::move(v));
-}
-
-// ---- from JAX
-// ------------------------------------------------------------------------------------
-
-// The stream of a consumer, and what keeps it.
-struct consumer {
-  stream_ref stream;
-  nb::object keep;
-};
-
-// (handle, what keeps it), or a function of the ordinal that returns that, or the stream as an
-// object with the handle as `ptr`; None: no consumer.
-std::optional<consumer> consumer_of(nb::handle given, int ordinal) {
-  if (given.is_none()) return std::nullopt;
-  const auto at = [](nb::handle handle) {
-    return stream_ref(reinterpret_cast<void*>(as_address(handle, "stream")));
-  };
-  nb::object found = nb::isinstance<nb::tuple>(given) ? nb::borrow(given) : given(ordinal);
-  if (!nb::isinstance<nb::tuple>(found)) {
-    static PyObject* const handle_of = PyUnicode_InternFromString("ptr");
-    const stream_ref stream = at(found.attr(nb::handle(handle_of)));
-    return consumer{stream, std::move(found)};
-  }
-  if (nb::len(found) != 2) throw nb::type_error("expected a stream's handle and what keeps it");
-  return consumer{at(found[0]), found[1]};
-}
-
-// Where an array of JAX is made ready: on the consumer's stream, or on one of ours. Nothing: the
-// host is to wait, since a captured stream cannot wait for what is outside of its graph. Called
-// with the device's context current.
-result<std::optional<stream_ref>> ready_stream(int ordinal, std::optional<stream_ref> wanted) {
-  if (!wanted) {
-    const result<stream_ref> ours = [ordinal] {
-      const nb::gil_scoped_release no_gil;  // the first one is made
-      return cuda::export_stream(ordinal);
-    }();
-    if (!ours.ok()) return ours.error();
-    wanted = ours.value();
-  }
-  if (cuda::is_capturing(*wanted)) return std::optional<stream_ref>();
-  return wanted;
-}
-
-// How arrays of JAX of one kind, on one device, become a library's.
-struct way_out {
-  nb::object exporter;         // jaxlib's: (array on one device, *, stream) -> capsule
-  std::optional<int> ordinal;  // of a CUDA device
-  nb::object stream;           // see consumer_of()
-  nb::object make;             // of a view; None: the view is it
-  bool readonly = true;
-};
-
-// `exporter(array.addressable_data(0), stream=stream)`. Not of the array itself: deleted while the
-// capsule lives, it would end the process (jaxlib 0.12).
-nb::object exported(const way_out& way, nb::handle array, nb::handle stream) {
-  static PyObject* const part_of = PyUnicode_InternFromString("addressable_data");
-  static PyObject* const zero = PyLong_FromLong(0);
-  static PyObject* const keywords = Py_BuildValue("(s)", "stream");
-  PyObject* const arguments[] = {array.ptr(), zero};
-  const nb::object part = nb::steal(PyObject_VectorcallMethod(part_of, arguments, 2, nullptr));
-  if (!part.is_valid()) throw nb::python_error();
-  PyObject* const given[] = {part.ptr(), stream.ptr()};
-  const nb::object capsule = nb::steal(PyObject_Vectorcall(way.exporter.ptr(), given, 1, keywords));
-  if (!capsule.is_valid()) throw nb::python_error();
-  return capsule;
-}
-
-nb::object export_array(const way_out& way, nb::object array) {
-  // The exporter, and the consumer's library, may make another device current: the last to end.
-  std::optional<cuda::context_scope> on_device;
-  std::optional<consumer> used_by;
-  view v;
-  if (way.ordinal) {
-    // With the GIL: JAX has the context already, and no question of these waits for the device.
-    result<cuda::context_scope> entered = cuda::context_scope::enter(*way.ordinal);
-    if (!entered.ok()) throw std::runtime_error(entered.error().message());
-    on_device.emplace(std::move(entered).value());
-    used_by = consumer_of(way.stream, *way.ordinal);
-    const result<std::optional<stream_ref>> ready =
-        ready_stream(*way.ordinal, used_by ? std::optional(used_by->stream) : std::nullopt);
-    if (!ready.ok()) throw std::runtime_error(ready.error().message());
-    v.stream = ready.value();
-  }
-  const nb::object waiting = v.stream ? nb::object(nb::int_(stream_to(*v.stream))) : nb::none();
-  if (v.stream) v.stream = of_any_thread(*v.stream);
-  const nb::object capsule = exported(way, array, waiting);
-  v.tensor = take_tensor(capsule);
-  // JAX's has nothing left to do, and would raise an error to find that out.
-  static_cast<void>(PyCapsule_SetDestructor(capsule.ptr(), nullptr));
-  v.array = described(v.tensor);
-  v.array.readonly = way.readonly;
-  v.owner = std::move(array);
-  const nb::object out = make_view(std::move(v));
-  if (used_by) {
-    view& made = nb::cast<view&>(out);
-    made.used_on = of_any_thread(used_by->stream);
-    made.consumer = std::move(used_by->keep);
-  }
-  return way.make.is_none() ? out : way.make(out);
 }
 
 // ---- to JAX
@@ -420,6 +290,31 @@ nb::object hand_over(nb::handle_t<view> self, nb::handle used_on, nb::handle kep
 
 }  // namespace
 
+std::uintptr_t as_address(nb::handle number, const char* what) {
+  PyObject* const index = PyNumber_Index(number.ptr());
+  if (index == nullptr) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(what) + ": expected an address").c_str());
+  }
+  const nb::object owned = nb::steal(index);
+  const unsigned long long out = PyLong_AsUnsignedLongLong(index);
+  if (out == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw nb::value_error((std::string(what) + ": the number is no address").c_str());
+  }
+  return out;
+}
+
+stream_ref of_any_thread(stream_ref stream) {
+  return stream.address() == 2 ? stream_ref::legacy_default() : stream;
+}
+
+memory::array described(const memory::dlpack_tensor& tensor) {
+  result<memory::array> got = tensor.describe();
+  if (!got.ok()) raise(got.error());
+  return std::move(got).value();
+}
+
 void bind_view_sources(nb::module_& m) {
   m.def("view_of_memory", &view_of_memory, nb::arg("pointer"), nb::arg("shape"), nb::arg("dtype"),
         nb::arg("platform"), nb::arg("ordinal"), nb::arg("strides").none(),
@@ -439,30 +334,6 @@ void bind_view_sources(nb::module_& m) {
                 "None, owner: object) -> View"),
         "Of a DLPack capsule, which it consumes. `stream`: where the content is ready. The driver "
         "is asked who owns the memory.");
-  m.def(
-      "exporter",
-      [](nb::object exporter, std::optional<int> ordinal, nb::object stream, nb::object make,
-         bool readonly) {
-        return nb::cpp_function([way = way_out{std::move(exporter), ordinal, std::move(stream),
-                                               std::move(make), readonly}](nb::object array) {
-          return export_array(way, std::move(array));
-        });
-      },
-      nb::arg("exporter"), nb::arg("ordinal").none(), nb::arg("stream").none(),
-      nb::arg("make").none(), nb::arg("readonly"),
-      nb::sig("def exporter(exporter: collections.abc.Callable[..., typing.Any], ordinal: int | "
-              "None, stream: tuple[int, object] | collections.abc.Callable[[int], tuple[int, "
-              "object]] | None, make: collections.abc.Callable[[View], typing.Any] | None, "
-              "readonly: bool) -> collections.abc.Callable[[typing.Any], typing.Any]"),
-      "A function that makes a view of an array of JAX, or what `make` makes of that.\n\n"
-      "`exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a "
-      "stream by DLPack's number, or (None) at once. `ordinal`: of the CUDA device that has the "
-      "arrays; it is current meanwhile, and what was so before at the end. `stream`: the "
-      "consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an "
-      "object "
-      "with the CUstream as `ptr`; the memory "
-      "is JAX's again when it is past what it has at the view's end. None: no consumer is known, "
-      "and the view is ready on a stream of ours.");
   m.def("hand_over", &hand_over, nb::arg("view"), nb::arg("used_on").none(), nb::arg("kept"),
         nb::arg("as_device"),
         nb::sig("def hand_over(view: View, used_on: int | None, kept: object, as_device: bool) -> "

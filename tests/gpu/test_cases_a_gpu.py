@@ -83,6 +83,36 @@ def test_A16_pinned_memory(cp, torch, gpu, exchange):
     assert exchange(plain).devices() == {jax.devices("cpu")[0]}
 
 
+def test_A16_pinned_memory_comes_first(torch, gpu):
+    """Before anything else uses CUDA, by which torch could tell that memory is pinned."""
+    from processes import run
+
+    done = run(
+        """
+        import torch
+        import jaxbridge
+
+        array = jaxbridge.from_external(torch.zeros(32).pin_memory(), copy=False)
+        print(array.sharding.memory_kind)
+        """,
+        env={"JAX_PLATFORMS": "cuda,cpu"},
+    )
+    kind = "pinned_host" if jaxbridge._compat.imports_pinned_memory else "device"
+    assert done.stdout.split() == [kind]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "numba"])
+def test_A16_page_locked_memory_of_jax_goes_out(needs, gpu, framework):
+    needs(framework)
+    where = jax.sharding.SingleDeviceSharding(gpu, memory_kind="pinned_host")
+    array = jax.device_put(np.arange(32, dtype=np.float32), where)
+    given = jaxbridge.to_external(array, framework, copy=False)
+    pointer = given.data_ptr() if framework == "torch" else given.ctypes.data
+    assert pointer == array.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(given, np.arange(32))
+    assert jaxbridge.view(array).__dlpack_device__() == (3, 0)
+
+
 def test_A17_a_tensor_of_the_cpu_stays_there(torch, gpu, exchange):
     source = torch.arange(32, dtype=torch.float32)
     array = exchange(source)

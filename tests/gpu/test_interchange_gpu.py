@@ -465,7 +465,7 @@ def test_the_legacy_stream_is_not_past_what_it_waits_for(kind):
     base, _, owner = blocks(np.dtype("f4"))
     v = jaxbridge.buffer(base.data.ptr, base.shape, "f4", "cuda", owner=base)
     capsules = [v.__dlpack__(stream=-1)]
-    exporter = _core.exporter(lambda *_, **__: capsules.pop(), 0, (0, None), None, False)
+    exporter = _core.exporter(lambda *_, **__: capsules.pop(), ordinal=0, stream=(0, None))
     v = exporter(jnp.zeros(1))
     started, ended = threading.Event(), threading.Event()
     thread = threading.Thread(target=work)

@@ -36,12 +36,15 @@ class OnOneDevice:
     def addressable_data(self, index):
         return self
 
-def trusted_view(capsule, ordinal=None, consumer=None):
+def trusted_view(capsule, ordinal=None, consumer=None, reused_on=None, array=None):
     # As an array of JAX's goes out of which the export makes that capsule.
-    return _core.exporter(lambda _, stream: capsule, ordinal, consumer, None, False)(OnOneDevice())
+    export = _core.exporter(
+        lambda _, stream: capsule, ordinal=ordinal, stream=consumer, reused_on=reused_on, readonly=False
+    )
+    return export(array or OnOneDevice())
 
-def for_consumer(v, stream, keep=None):
-    return trusted_view(v.__dlpack__(stream=-1), 1, (stream, keep))
+def for_consumer(v, stream, keep=None, **options):
+    return trusted_view(v.__dlpack__(stream=-1), 1, (stream, keep), **options)
 
 def waits():
     # (stream that waits, stream that it waits for): an event is used again and again.

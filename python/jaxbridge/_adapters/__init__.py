@@ -125,7 +125,8 @@ class Adapter(Protocol):
     def array_of(self, view: "_core.View") -> Any:
         """The framework's array in the memory of a view, which it keeps: any dense layout.
 
-        On CUDA the framework's stream is in order with it already.
+        On CUDA the framework's stream is in order with it already. `array_of_parts`, where an adapter has
+        that too, takes the view and its `parts` as arguments, and less time.
         """
 
     def current_stream(self, ordinal: int) -> tuple[int, Any]:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from jaxbridge import _config, _core, _frames
+from jaxbridge import _compat, _config, _core, _frames
 
 from ._common import (
     Nested,
@@ -367,8 +367,12 @@ class TorchAdapter:
             return _core.view_of_capsule(array.__dlpack__(max_version=(1, 0)), None, None, array)
         itemsize = dtype.itemsize
         on_cuda = device.type == "cuda"
-        # To ask initialises CUDA, and before that nothing is pinned.
-        pinned = not on_cuda and torch.cuda.is_initialized() and array.is_pinned()
+        # To ask initialises CUDA. Torch does not say that it has pinned memory by itself.
+        pinned = (
+            not on_cuda
+            and (torch.cuda.is_initialized() or _compat.has_begun_with_cuda())
+            and array.is_pinned()
+        )
         ordinal = device.index if on_cuda else 0
         return _core.view_of_memory(
             array.data_ptr(),
