@@ -455,11 +455,11 @@ def live_imports(pointer: int) -> int:
 def release_unused() -> int:
     """Releases owners that the device has finished with; how many are left."""
 
-def exporter(exporter: Callable[..., Any], *, data_of: Callable[[Any], Any] | None = None, ordinal: int | None = None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None = None, reused_on: int | None = None, make: Callable[..., Any] | None = None, by_parts: bool = False, readonly: bool = True) -> Callable[[Any], Any]:
+def exporter(exporter: Callable[..., Any], *, data_of: Callable[[Any], Any] | None = None, ordinal: int | None = None, stream: tuple[int, object] | Callable[[int], tuple[int, object]] | None = None, make: Callable[..., Any] | None = None, by_parts: bool = False, readonly: bool = True) -> Callable[[Any], Any]:
     """
     A function that makes a view of an array of JAX, or what `make` makes of that.
 
-    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `data_of`: returns the `addressable_data(0)` of an array that is not deleted. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours. `reused_on`: the CUstream on which JAX uses memory again. While others have the array at the view's end, it is put behind the consumer's, and the memory is JAX's at once. `by_parts`: `make` gets the view's `parts` after it.
+    `exporter(array, stream=)` returns a DLPack capsule of an array on one device, ready on a stream by DLPack's number, or (None) at once. `data_of`: returns the `addressable_data(0)` of an array that is not deleted. `ordinal`: of the CUDA device that has the arrays; it is current meanwhile, and what was so before at the end. `stream`: the consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at the view's end. None: no consumer is known, and the view is ready on a stream of ours. `by_parts`: `make` gets the view's `parts` after it.
     """
 
 def begin_exit() -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _imports, _views
+from . import _adapters, _compat, _core, _views
 from ._current_device import keeps_current_device
 
 
@@ -66,14 +66,11 @@ def _exporter(
 ) -> Callable[[Any], Any]:
     make, by_parts = (None, False) if adapter is None else _maker(adapter)
     (device,) = sharding.device_set
-    has_consumer = ordinal is not None and stream is not None
-    reused_on = _imports.compute_stream(device) if has_consumer else None
     export = _core.exporter(
         _compat.export_dlpack,
         data_of=_compat.data_on_one_device,
         ordinal=ordinal,
         stream=stream,
-        reused_on=reused_on,
         make=make,
         by_parts=by_parts,
         readonly=readonly,
@@ -180,8 +177,7 @@ def to_external(a: Any, framework: str, *, copy: bool | None = None, stream: Any
         The same tree of arrays of that framework. What is not a copy must not be written to; NumPy and
         "view" say so, the others have no read-only arrays. On CUDA the stream waits for the arrays, and
         the host does not; their memory is JAX's again when that stream is past what it has when the last
-        of the framework's arrays goes. JAX's stream waits for that where JAX's array is still there, so
-        that it may be donated; else the memory is kept until then.
+        of the framework's arrays goes. Until then the array cannot be donated.
 
     Raises:
         ValueError: no framework of that name.

@@ -60,9 +60,8 @@ struct way_out {
   nb::object data_of;          // of an array on one device; None: its addressable_data(0)
   std::optional<int> ordinal;  // of a CUDA device
   nb::object stream;           // see consumer_of()
-  std::optional<stream_ref> reused_on;
-  nb::object make;        // of a view; None: the view is it
-  bool by_parts = false;  // `make` gets with_parts() after it
+  nb::object make;             // of a view; None: the view is it
+  bool by_parts = false;       // `make` gets with_parts() after it
   bool readonly = true;
 };
 
@@ -133,7 +132,6 @@ nb::object export_array(const way_out& way, nb::object array) {
   if (used_by) {
     made.used_on = of_any_thread(used_by->stream);
     made.consumer = std::move(used_by->keep);
-    made.reused_on = way.reused_on;
   }
   if (way.make.is_none()) return out;
   if (!way.by_parts) return way.make(out);
@@ -146,15 +144,12 @@ void bind_exporter(nb::module_& m) {
   m.def(
       "exporter",
       [](nb::object exporter, nb::object data_of, std::optional<int> ordinal, nb::object stream,
-         nb::handle reused_on, nb::object make, bool by_parts, bool readonly) {
+         nb::object make, bool by_parts, bool readonly) {
         way_out way;
         way.exporter = std::move(exporter);
         way.data_of = std::move(data_of);
         way.ordinal = ordinal;
         way.stream = std::move(stream);
-        if (!reused_on.is_none()) {
-          way.reused_on = stream_ref(reinterpret_cast<void*>(as_address(reused_on, "reused_on")));
-        }
         way.make = std::move(make);
         way.by_parts = by_parts;
         way.readonly = readonly;
@@ -163,13 +158,12 @@ void bind_exporter(nb::module_& m) {
         });
       },
       nb::arg("exporter"), nb::kw_only(), nb::arg("data_of") = nb::none(),
-      nb::arg("ordinal") = nb::none(), nb::arg("stream") = nb::none(),
-      nb::arg("reused_on") = nb::none(), nb::arg("make") = nb::none(), nb::arg("by_parts") = false,
-      nb::arg("readonly") = true,
+      nb::arg("ordinal") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("make") = nb::none(),
+      nb::arg("by_parts") = false, nb::arg("readonly") = true,
       nb::sig("def exporter(exporter: collections.abc.Callable[..., typing.Any], *, data_of: "
               "collections.abc.Callable[[typing.Any], typing.Any] | None = None, ordinal: int | "
               "None = None, stream: tuple[int, object] | collections.abc.Callable[[int], "
-              "tuple[int, object]] | None = None, reused_on: int | None = None, make: "
+              "tuple[int, object]] | None = None, make: "
               "collections.abc.Callable[..., typing.Any] | None = None, by_parts: bool = False, "
               "readonly: bool = True) -> collections.abc.Callable[[typing.Any], typing.Any]"),
       "A function that makes a view of an array of JAX, or what `make` makes of that.\n\n"
@@ -180,8 +174,6 @@ void bind_exporter(nb::module_& m) {
       "consumer's, a CUstream and what keeps it, or what returns that for the ordinal, or an "
       "object with the CUstream as `ptr`; the memory is JAX's again when it is past what it has at "
       "the view's end. None: no consumer is known, and the view is ready on a stream of ours. "
-      "`reused_on`: the CUstream on which JAX uses memory again. While others have the array at "
-      "the view's end, it is put behind the consumer's, and the memory is JAX's at once. "
       "`by_parts`: `make` gets the view's `parts` after it.");
 }
 

@@ -254,10 +254,6 @@ void view::let_go() noexcept {
   nb::object freed_owner = std::move(owner);
   nb::object freed_consumer = std::move(consumer);
   if (!last) return;
-  if (reused_on && freed_owner.is_valid() && Py_REFCNT(freed_owner.ptr()) > 1) {
-    const nb::gil_scoped_release no_gil;  // there may be no room in a stream
-    if (memory::reuse_after_last_use(*last, array.ordinal, *reused_on)) return;
-  }
   auto* const kept =
       new owners{std::move(freed_tensor), std::move(freed_owner), std::move(freed_consumer)};
   memory::release_after_last_use(*last, array.ordinal, kept, &drop_owners);

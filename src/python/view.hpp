@@ -27,9 +27,6 @@ struct view {
   /// has at the view's end, and `consumer`, which keeps the stream, with them.
   std::optional<stream_ref> used_on;
   nb::object consumer;
-  /// Where JAX uses the memory again. While somebody else has `owner`, JAX may do so at any time:
-  /// then this stream is put behind `used_on` at the view's end, and the owners go at once.
-  std::optional<stream_ref> reused_on;
   bool released = false;
 
   view() = default;

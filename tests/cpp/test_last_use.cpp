@@ -24,7 +24,6 @@ using fake_cuda::hold;
 using jaxbridge::stream_ref;
 using jaxbridge::memory::release_after_last_use;
 using jaxbridge::memory::release_unused;
-using jaxbridge::memory::reuse_after_last_use;
 
 class last_use : public fake_cuda::cuda_test {
  protected:
@@ -180,84 +179,6 @@ TEST_F(last_use, a_process_that_ends_keeps_everything) {
   let_go();
   EXPECT_EQ(released_, 0);
   EXPECT_EQ(api().calls(), calls) << "and asks the driver nothing";
-  jaxbridge::cancel_exit_for_testing();
-}
-
-// Memory that is used again on another stream, which may not overtake what still reads it.
-class reuse : public last_use {
- protected:
-  void SetUp() override {
-    last_use::SetUp();
-    reuser_ = api().make_stream(0, true);
-  }
-
-  bool let_go_to_reuser() {
-    return reuse_after_last_use(stream_ref(stream_), 0, stream_ref(reuser_));
-  }
-
-  CUstream reuser_ = nullptr;
-  char other_ = 2;
-};
-
-TEST_F(reuse, comes_after_what_the_stream_has_then) {
-  api().hold_stream(stream_, hold::until_released);
-  ASSERT_TRUE(jaxbridge::cuda::copy(&to_, &from_, 1, stream_ref(stream_)).ok());
-  EXPECT_TRUE(let_go_to_reuser());
-  ASSERT_TRUE(jaxbridge::cuda::copy(&from_, &other_, 1, stream_ref(reuser_)).ok());
-  EXPECT_EQ(from_, 1) << "it has overtaken the last use";
-  api().hold_stream(stream_, hold::none);
-  ASSERT_TRUE(jaxbridge::cuda::synchronize(stream_ref(reuser_)).ok());
-  EXPECT_EQ(to_, 1);
-  EXPECT_EQ(from_, 2);
-  EXPECT_EQ(fake_cuda::count("cuStreamQuery") + fake_cuda::count("cuEventQuery"), 0u)
-      << "the device is asked nothing";
-}
-
-TEST_F(reuse, comes_after_the_default_streams_of_all_threads) {
-  const auto scope = context_scope::enter(0);
-  ASSERT_TRUE(reuse_after_last_use(stream_ref(reinterpret_cast<CUstream>(CU_STREAM_PER_THREAD)), 0,
-                                   stream_ref(reuser_)));
-  for (const fake_cuda::call& c : fake_cuda::calls()) {
-    if (std::string(c.name) != "cuEventRecord") continue;
-    EXPECT_EQ(c.arguments[1], 0u);
-  }
-  EXPECT_EQ(fake_cuda::count("cuEventRecord"), 1u);
-}
-
-TEST_F(reuse, a_captured_stream_is_left_alone) {
-  for (CUstream captured : {stream_, reuser_}) {
-    ASSERT_EQ(api().begin_capture(captured, fake_cuda::capture_mode::relaxed), CUDA_SUCCESS);
-    EXPECT_FALSE(let_go_to_reuser());
-    EXPECT_EQ(fake_cuda::count("cuEventRecord"), 0u);
-    std::size_t work = 0;
-    EXPECT_EQ(api().end_capture(captured, &work), CUDA_SUCCESS);
-    EXPECT_EQ(work, 0u);
-  }
-  EXPECT_TRUE(let_go_to_reuser());
-}
-
-TEST_F(reuse, harms_no_capture_of_another_thread) {
-  CUstream captured = api().make_stream(0, true);
-  ASSERT_EQ(api().begin_capture(captured, fake_cuda::capture_mode::global), CUDA_SUCCESS);
-  std::thread([this] { EXPECT_TRUE(let_go_to_reuser()); }).join();
-  std::size_t work = 0;
-  EXPECT_EQ(api().end_capture(captured, &work), CUDA_SUCCESS);
-}
-
-TEST_F(reuse, where_the_driver_fails_it_says_so) {
-  for (const char* name : {"cuEventRecord", "cuStreamWaitEvent"}) {
-    api().fail(name, 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
-    EXPECT_FALSE(let_go_to_reuser()) << name;
-    api().fail(nullptr, 0, CUDA_SUCCESS, false);
-  }
-  EXPECT_FALSE(reuse_after_last_use(stream_ref(stream_), max_devices, stream_ref(reuser_)));
-}
-
-TEST_F(reuse, not_once_the_process_ends) {
-  static_cast<void>(jaxbridge::begin_exit());
-  const std::size_t calls = api().calls();
-  EXPECT_FALSE(let_go_to_reuser());
-  EXPECT_EQ(api().calls(), calls);
   jaxbridge::cancel_exit_for_testing();
 }
 

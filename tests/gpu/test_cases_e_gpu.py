@@ -125,56 +125,6 @@ def test_E07_the_import_owns_the_tensor(torch, cp, gpu, exchange):
         assert (np.asarray(result) == i + 1).all()
 
 
-def read_slowly(framework, array):
-    """A copy of an array of JAX's, which the framework makes after a long kernel and then drops."""
-    given = jaxbridge.to_external(array, framework)
-    spin()  # on the legacy default stream, as the copy is
-    return given.copy() if framework == "cupy" else given.clone()
-
-
-@pytest.mark.parametrize("framework", ["cupy", "torch"])
-def test_E07_an_array_that_was_given_out_is_donated(needs, cp, gpu, framework):
-    """JAX writes into the memory only when the consumer, which has let go of it, is done."""
-    needs(framework)
-    overwrite = jax.jit(lambda v: v * 0 - 1, donate_argnums=0)
-    warm = jnp.zeros(1 << 20, jnp.float32, device=gpu)
-    read_slowly(framework, warm)
-    overwrite(jax.block_until_ready(warm + 1)).block_until_ready()
-    for i in range(3):
-        array = jnp.full(1 << 20, i + 1, jnp.float32, device=gpu)
-        pointer = array.unsafe_buffer_pointer()
-        copy = read_slowly(framework, array)
-        written = overwrite(array)
-        assert not cp.cuda.Stream.null.done, "the kernel is too short to show anything"
-        assert array.is_deleted() and written.unsafe_buffer_pointer() == pointer
-        values = copy.get() if framework == "cupy" else copy.cpu().numpy()
-        assert (values == i + 1).all()
-        assert (np.asarray(written) == -1).all()
-
-
-@pytest.mark.parametrize("how", ["program", "transfer"])
-@pytest.mark.parametrize("framework", ["cupy", "torch"])
-def test_E07_memory_that_was_given_out_is_used_again(needs, cp, gpu, framework, how):
-    """An array that outlives the consumer's, and then goes while the consumer is at work."""
-    needs(framework)
-    size = 1 << 22
-    host = np.full(size, -1, np.float32)
-    fill = jax.jit(lambda v: jnp.full(size, v, jnp.float32))
-    read_slowly(framework, fill(0.0))
-    for i in range(3):
-        cp.cuda.Device().synchronize()
-        array = jax.block_until_ready(fill(i + 1.0))
-        pointer = array.unsafe_buffer_pointer()
-        copy = read_slowly(framework, array)
-        del array  # which the call above had, so that it was not the last
-        again = [fill(-1.0) if how == "program" else jax.device_put(host, gpu) for _ in range(8)]
-        assert not cp.cuda.Stream.null.done, "the kernel is too short to show anything"
-        assert pointer in [a.unsafe_buffer_pointer() for a in again]
-        values = copy.get() if framework == "cupy" else copy.cpu().numpy()
-        assert (values == i + 1).all()
-        del again
-
-
 @pytest.mark.parametrize("framework", ["cupy", "torch"])
 def test_E07_jax_goes_on_where_it_has_let_go_first(needs, cp, gpu, framework):
     """Memory that only a consumer has is kept until it is done, and JAX's stream does not wait for that."""

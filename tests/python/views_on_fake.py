@@ -36,15 +36,15 @@ class OnOneDevice:
     def addressable_data(self, index):
         return self
 
-def trusted_view(capsule, ordinal=None, consumer=None, reused_on=None, array=None):
+def trusted_view(capsule, ordinal=None, consumer=None):
     # As an array of JAX's goes out of which the export makes that capsule.
     export = _core.exporter(
-        lambda _, stream: capsule, ordinal=ordinal, stream=consumer, reused_on=reused_on, readonly=False
+        lambda _, stream: capsule, ordinal=ordinal, stream=consumer, readonly=False
     )
-    return export(array or OnOneDevice())
+    return export(OnOneDevice())
 
-def for_consumer(v, stream, keep=None, **options):
-    return trusted_view(v.__dlpack__(stream=-1), 1, (stream, keep), **options)
+def for_consumer(v, stream, keep=None):
+    return trusted_view(v.__dlpack__(stream=-1), 1, (stream, keep))
 
 def waits():
     # (stream that waits, stream that it waits for): an event is used again and again.

@@ -168,17 +168,6 @@ void release_after_last_use(stream_ref stream, int ordinal, void* owner,
   }
 }
 
-bool reuse_after_last_use(stream_ref stream, int ordinal, stream_ref reuser) noexcept {
-  const python_use permit;
-  if (!permit.granted()) return false;
-  const cuda::relaxed_capture_scope relaxed;
-  const auto scope = cuda::context_scope::enter(ordinal);
-  if (!scope.ok()) return false;
-  stream = for_any_thread(stream);
-  if (cuda::is_capturing(stream) || cuda::is_capturing(reuser)) return false;
-  return cuda::order(stream, reuser).ok();
-}
-
 std::size_t release_unused() noexcept {
   const python_use permit;
   return permit.granted() ? settle() : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a device's use of memory, when the host has let go of it.
+// Owners of memory that a device may still be using when the host has let go of it.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,6 @@ namespace jaxbridge::memory {
 /// Any thread, with or without the GIL. No lock is held over `release`.
 void release_after_last_use(stream_ref stream, int ordinal, void* owner,
                             void (*release)(void* owner) noexcept) noexcept;
-
-/// Puts what `reuser` gets from now on behind what `stream` of the device `ordinal` has now, so
-/// that memory which is used again there may be let go at once. The host does not wait for the
-/// device, but may for room in a stream. False where nothing was done: a capture, no answer of the
-/// driver, or a process that ends.
-///
-/// Any thread, without the GIL.
-[[nodiscard]] bool reuse_after_last_use(stream_ref stream, int ordinal, stream_ref reuser) noexcept;
 
 /// Releases what is due now; how many owners are still kept.
 std::size_t release_unused() noexcept;
