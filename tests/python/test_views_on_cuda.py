@@ -188,6 +188,52 @@ def test_an_owner_goes_after_the_last_use():
     """)
 
 
+def test_memory_of_others_that_jax_has_by_dlpack():
+    """E07: JAX gives it back at once, to an owner who uses it again on any stream."""
+    run_with_fake(
+        """
+    class Tensor:
+        pass
+
+    export_of_jax = _compat.export_dlpack
+    _compat.export_dlpack = lambda part, stream: export_of_jax(part, stream=None)
+    _to_external._ordinal_where = lambda dtype, sharding: 1
+    own, blocker = fake.stream(1), fake.stream(1)
+
+    class Adapter:
+        platforms, max_ndim = frozenset({"cuda"}), 64
+        def check_dtype(self, dtype, platform):
+            pass
+        def current_stream(self, ordinal):
+            return own, None
+        def array_of(self, view):
+            return view
+    _adapters._loaded["cupy"] = Adapter()
+
+    tensor = Tensor()
+    memory = jaxbridge.empty(1024, "f4")
+    place = jaxbridge.buffer(memory.ctypes.data, (1024,), "f4", "cpu", owner=tensor)
+    array = jax.dlpack.from_dlpack(place)
+    assert array.unsafe_buffer_pointer() == memory.ctypes.data
+    dead = weakref.ref(tensor)
+    del tensor, place
+
+    fake.hold(own, 2)
+    _core.stream_order(blocker, own, 1)
+    given = jaxbridge.to_external(array, "cupy")
+    del given
+    del array
+    gc.collect()
+    assert dead() is not None, "the consumer is at work"
+    fake.hold(own, 0)
+    while dead() is not None:
+        _core.release_unused()
+        gc.collect()
+    """,
+        START + WITH_STUBS,
+    )
+
+
 def test_page_locked_memory_goes_out_as_that_of_the_host():
     """Not all libraries know it by the name that DLPack has for it."""
     run_with_fake("""
