@@ -307,9 +307,13 @@ def _address(a: Any, what: str) -> int:
 
 
 def _pointer(a: jax.Array, what: str) -> int:
+    _check_not_deleted(a, what)
+    return a.unsafe_buffer_pointer()
+
+
+def _check_not_deleted(a: jax.Array, what: str) -> None:
     if a.is_deleted():
         raise RuntimeError(f"{what}: the array was deleted or donated, and has no memory any more")
-    return a.unsafe_buffer_pointer()
 
 
 def _of_lasting(a: Any, what: str) -> _core.View:
@@ -335,6 +339,7 @@ def check_one_device(a: jax.Array, what: str) -> None:
     Raises:
         TypeError: it is being traced, or of a type that has no plain memory.
         BufferError: it lies on several devices, or its elements are packed.
+        RuntimeError: it lay on several devices, and was deleted.
     """
     if isinstance(a, jax.core.Tracer):
         raise TypeError(
@@ -351,6 +356,7 @@ def check_one_device(a: jax.Array, what: str) -> None:
             f'convert the array first, with a.astype("{"int8" if "int" in a.dtype.name else "float32"}")'
         )
     if (count := len(a.sharding.device_set)) > 1:
+        _check_not_deleted(a, what)
         one = "one replica" if a.is_fully_replicated else "one shard"
         raise BufferError(
             f"{what}: the array lies on {count} devices, and has no one address; take each part of it, "

@@ -112,6 +112,11 @@ def test_arrays_on_several_devices(replicated):
     for part, shard in zip(parts, a.addressable_shards, strict=True):
         assert part.ctypes.data == shard.data.unsafe_buffer_pointer()
         np.testing.assert_array_equal(part, np.arange(4.0)[shard.index])
+    gone = jax.device_put(jnp.arange(4.0), a.sharding)
+    gone.delete()
+    for use in (jaxbridge.view, jaxbridge.pointer, lambda a: jaxbridge.to_external(a, "numpy")):
+        with pytest.raises(RuntimeError, match="deleted or donated"):
+            use(gone)
 
 
 def test_keys_and_refs_say_what_to_pass():
