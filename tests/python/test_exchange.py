@@ -79,6 +79,21 @@ def test_protocols_are_tried_in_turn():
         jaxbridge.from_external(Refuses(source))
 
 
+@pytest.mark.parametrize("how", ["deleted", "donated"])
+def test_a_deleted_array_does_not_go_out(how):
+    """Also after it went out before: older JAX still has what is on its device then."""
+    array = jnp.arange(4.0) + 1
+    for framework in ("numpy", "view"):
+        jaxbridge.to_external(array, framework)
+    if how == "deleted":
+        array.delete()
+    else:
+        jax.block_until_ready(jax.jit(lambda v: v + 1, donate_argnums=0)(array))
+    for framework in ("numpy", "view", "numpy"):
+        with pytest.raises(RuntimeError, match="deleted"):
+            jaxbridge.to_external(array, framework)
+
+
 # ---- tracing and sharding ------------------------------------------------------------------------
 
 

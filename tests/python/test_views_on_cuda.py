@@ -237,7 +237,6 @@ def test_memory_of_others_that_jax_has_by_dlpack():
 def test_page_locked_memory_goes_out_as_that_of_the_host():
     """Not all libraries know it by the name that DLPack has for it."""
     run_with_fake("""
-    made = []
     def out(make):
         host = jaxbridge.empty(4, "f4")
         place = host.ctypes.data, host.shape, host.dtype

@@ -73,12 +73,7 @@ def _array_of_parts(
     strides: Any,
 ) -> Any:
     memory = _MemoryPointer(_UnownedMemory(pointer, nbytes, view, ordinal), 0)
-    if _array is _ndarray:
-        return _ndarray(shape, dtype, memory, strides)
-    # As in _quick_array, of which the call itself costs a tenth.
-    array = _new_array(_ndarray)
-    array._init(shape, dtype.type, memory, strides, None)
-    return array
+    return _array(shape, dtype, memory, strides)
 
 
 class _Handle:
