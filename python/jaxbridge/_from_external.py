@@ -29,7 +29,8 @@ def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> An
         copy: None copies only where something stands in the way of sharing the memory (of NumPy's own
             arrays three quarters are not aligned as XLA assumes), False is then an error, True copies
             always.
-        device: a `jax.Device` or `Sharding` of one device to put the arrays on; None: where they are.
+        device: a `jax.Device` or `Sharding` of one device to put the arrays on, which is then their
+            sharding; None: where they are.
 
     Returns:
         The same tree of `jax.Array`, each with the shape and the dtype of its source. One that shares
@@ -84,7 +85,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     if not moves:
         if device is None and here.platform == "cpu":
             _warn_of_placement()
-        return array
+        return _with_sharding(array, device)
     with jax.ensure_compile_time_eval():  # also while something is traced
         moved = jax.device_put(array, device)
     # The copy reads memory that others may write as soon as this returns.
@@ -106,12 +107,31 @@ def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
         if isinstance(device, Sharding)
         else x.sharding.device_set == {device}
     )
+    if not is_there and not copy and _has_memory_of(x, _only(device)):
+        return _from_external(_views.of(x)[0], copy, device)
     if not is_there and copy is False:
         raise BufferError(f"from_external: the array is at {x.sharding}; allow copy=None")
     with jax.ensure_compile_time_eval():  # also while something is traced
         if not is_there:
             return jax.device_put(x, device)
-        return jnp.array(x, copy=True) if copy else x
+        return _with_sharding(jnp.array(x, copy=True) if copy else x, device)
+
+
+def _has_memory_of(x: jax.Array, device: Any) -> bool:
+    """Whether it lies in one memory that is another device's, too, as the CPU's is of all of its devices."""
+    devices = x.sharding.device_set
+    on_cpu = all(d.platform == "cpu" for d in (*devices, device))
+    return on_cpu and len(devices) == 1 and _views.is_plain(x.dtype)
+
+
+def _with_sharding(array: jax.Array, device: Any) -> jax.Array:
+    """An array that is where `device=` says, with the very sharding that it says."""
+    had = array.sharding
+    if not isinstance(device, Sharding) or had == device or had.memory_kind != device.memory_kind:
+        return array
+    return _imports.joined(
+        jax.make_array_from_single_device_arrays(array.shape, device, [array]), [array]
+    )
 
 
 def _is_at(sharding: Sharding, wanted: Sharding, ndim: int) -> bool:

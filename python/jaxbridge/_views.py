@@ -96,13 +96,19 @@ def empty(shape: int | Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     """A NumPy array of host memory that JAX takes over without a copy: aligned to 64 bytes.
 
     Its content is not set. About three quarters of the arrays that NumPy makes are not aligned so.
+
+    Raises:
+        TypeError: `from_external` takes over no arrays of that dtype.
+        ValueError: a length is negative.
     """
     extents = _extents("empty", shape)
     if any(n < 0 for n in extents):
         raise ValueError(f"empty: the shape {extents} has a negative length")
     dtype = np.dtype(dtype)
-    if dtype.hasobject:
-        raise TypeError(f"empty: dtype {dtype}: JAX has no arrays of Python objects")
+    try:
+        _core.view_of_memory(0, (0,), dtype, "cpu", 0, None, None, False, None)
+    except (TypeError, BufferError) as error:
+        raise TypeError(f"empty: from_external takes no arrays of dtype {dtype}") from error
     nbytes = math.prod(extents) * dtype.itemsize
     memory = np.empty(nbytes + cpu_alignment, np.uint8)
     start = -memory.ctypes.data % cpu_alignment

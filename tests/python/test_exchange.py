@@ -515,11 +515,34 @@ def test_a_sharding_is_what_comes_out():
     array = jaxbridge.from_external(block, device=single, copy=False)
     assert array.sharding == single and jaxbridge.shares_memory(array, block)
     for x in (block, jnp.ones(8)):
-        got = jaxbridge.from_external(x, device=named)
-        assert got.sharding.is_equivalent_to(named, 1)
+        got = jaxbridge.from_external(x, device=named, copy=False)
+        assert got.sharding == named and jaxbridge.shares_memory(got, x)
+        copy = jaxbridge.from_external(x, device=named, copy=True)
+        assert copy.sharding == named and not jaxbridge.shares_memory(copy, x)
+    jaxbridge.release(named_block := jaxbridge.from_external(block, device=named, copy=False))
+    assert named_block.is_deleted()
     for wrong in ("cpu", 0):
         with pytest.raises(TypeError, match=r"expected a jax\.Device or a Sharding"):
             jaxbridge.from_external(block, device=wrong)
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_an_array_of_jax_on_another_device_of_the_cpu(copy):
+    first, second = jax.devices("cpu")[:2]
+    mesh = jax.sharding.Mesh([second], "x")
+    named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    a = jax.device_put(jnp.arange(4.0), first)
+    for wanted in (second, named):
+        b = jaxbridge.from_external(a, device=wanted, copy=copy)
+        assert b.devices() == {second} and jaxbridge.shares_memory(a, b)
+        np.testing.assert_array_equal(jax.jit(lambda v: v + 1)(b), np.arange(4.0) + 1)
+    assert b.sharding == named
+    a.delete()
+    np.testing.assert_array_equal(b, np.arange(4.0))
+    keys = jax.device_put(jax.random.key(0), first)
+    assert jaxbridge.from_external(keys, device=second).devices() == {second}
+    with pytest.raises(BufferError, match="allow copy=None"):
+        jaxbridge.from_external(keys, device=second, copy=False)
 
 
 # ---- odd arguments -------------------------------------------------------------------------------
@@ -585,8 +608,9 @@ def test_errors_say_what_was_given():
             jaxbridge.buffer(64, shape, "f4", "cpu")
     with pytest.raises(TypeError, match="pointer is '0x10'; expected the address"):
         jaxbridge.buffer("0x10", 3, "f4", "cpu")
-    with pytest.raises(TypeError, match="Python objects"):
-        jaxbridge.empty(3, object)
+    for dtype in (object, "M8[ns]", "S3", [("a", "f4")], jnp.int4, ">f4"):
+        with pytest.raises(TypeError, match="empty: from_external takes no arrays of dtype"):
+            jaxbridge.empty(3, dtype)
     with pytest.raises(TypeError, match="dtype >f4 has the bytes of a number in another order"):
         jaxbridge.from_external(np.zeros(2, ">f4"))
     with pytest.raises(TypeError, match="JAX has no arrays of dtype object; convert it"):
