@@ -118,7 +118,7 @@ def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
 
 
 def _has_memory_of(x: jax.Array, device: Any) -> bool:
-    """Whether it lies in one memory that is another device's, too, as the CPU's is of all of its devices."""
+    """Whether it lies in one memory that is another device's, too: the CPU's is all its devices'."""
     devices = x.sharding.device_set
     on_cpu = all(d.platform == "cpu" for d in (*devices, device))
     return on_cpu and len(devices) == 1 and _views.is_plain(x.dtype)
