@@ -44,8 +44,8 @@ def from_external(x: Any, *, copy: bool | None = None, device: Any = None) -> An
             cannot have.
         TypeError: 64-bit data while JAX's 64-bit types are off; a dtype of NumPy's that JAX does not have
             (objects, texts, dates, fields), or another byte order; no array.
-        ValueError: an impossible shape, stride or address.
-        RuntimeError: JAX has no device for the memory.
+        ValueError: an impossible shape, stride or address; a sharding for arrays of more axes.
+        RuntimeError: JAX has no device for the memory; an array of JAX was deleted or donated.
     """
     if type(x) in _leaves or hasattr(x, "__dlpack__"):
         return _from_external(x, copy, device)
@@ -76,8 +76,9 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     reason = _imports.obstacle(v, v.platform) if copy is None or copy is False else None
     if copy is False and (moves or reason):
         made = ", or let jaxbridge.empty make the array" if reason and v.memory == "host" else ""
+        reason = reason or f"it is on {here}, and is to be at {device}"
         raise BufferError(
-            f"from_external: {_imports.described(v)} cannot be shared, {reason or f'it is on {here}'}; "
+            f"from_external: {_imports.described(v)} cannot be shared, {reason}; "
             f"allow a copy with copy=None{made}"
         )
     bring = functools.partial(_import_copy, x) if copy or reason else _imports.share
@@ -102,39 +103,40 @@ def _joined(x: Sharded, copy: bool | None, device: Any) -> jax.Array:
 def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
     if isinstance(x, jax.core.Tracer):
         return jnp.array(x, copy=True) if copy else x
+    _views.check_not_deleted(x, "from_external")
     is_there = device is None or (
         _is_at(x.sharding, device, x.ndim)
         if isinstance(device, Sharding)
         else x.sharding.device_set == {device}
     )
-    if not is_there and not copy and _has_memory_of(x, _only(device)):
-        return _from_external(_views.of(x)[0], copy, device)
+    if is_there and not copy:
+        return _with_sharding(x, device)
     if not is_there and copy is False:
-        raise BufferError(f"from_external: the array is at {x.sharding}; allow copy=None")
+        raise BufferError(
+            f"from_external: the array is at {x.sharding}, and moving it is a copy; allow copy=None"
+        )
     with jax.ensure_compile_time_eval():  # also while something is traced
-        if not is_there:
-            return jax.device_put(x, device)
-        return _with_sharding(jnp.array(x, copy=True) if copy else x, device)
-
-
-def _has_memory_of(x: jax.Array, device: Any) -> bool:
-    """Whether it lies in one memory that is another device's, too: the CPU's is all its devices'."""
-    devices = x.sharding.device_set
-    on_cpu = all(d.platform == "cpu" for d in (*devices, device))
-    return on_cpu and len(devices) == 1 and _views.is_plain(x.dtype)
+        copied = jnp.array(x, copy=True) if is_there else jax.device_put(x, device)
+    copied = _with_sharding(copied, device)
+    # The copy reads memory that others may write as soon as this returns.
+    return jax.block_until_ready(copied) if _imports.imports_of(x) else copied
 
 
 def _with_sharding(array: jax.Array, device: Any) -> jax.Array:
     """An array that is where `device=` says, with the very sharding that it says."""
-    had = array.sharding
-    if not isinstance(device, Sharding) or had == device or had.memory_kind != device.memory_kind:
+    if not isinstance(device, Sharding):
         return array
-    return _imports.joined(
-        jax.make_array_from_single_device_arrays(array.shape, device, [array]), [array]
-    )
+    had = array.sharding
+    if had == device or had.memory_kind != device.memory_kind:
+        return array
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        placed = jax.device_put(array, device)  # the same memory
+    return _imports.joined(placed, [array])
 
 
 def _is_at(sharding: Sharding, wanted: Sharding, ndim: int) -> bool:
+    if (least := len(getattr(wanted, "spec", ()))) > ndim:
+        raise ValueError(f"device={wanted!r} is for arrays of rank {least} at least, not {ndim}")
     kinds = (sharding.memory_kind, wanted.memory_kind)
     return sharding.is_equivalent_to(wanted, ndim) and (kinds[1] is None or kinds[0] == kinds[1])
 

@@ -21,7 +21,7 @@ def release(x: Any) -> None:
     on the CPU both would wait for ever.
 
     Args:
-        x: an array that `from_external` made without a copy, what `ref` made, or a view.
+        x: an array that `from_external` made, what `ref` made, or a view.
 
     Raises:
         ValueError: the memory of `x` is JAX's own, or was released before.

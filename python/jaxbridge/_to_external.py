@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _adapters, _compat, _core, _views
+from . import _adapters, _compat, _core, _options, _views
 from ._current_device import keeps_current_device
 
 
@@ -111,11 +111,14 @@ def _checking_ndim(adapter: Any) -> Callable[[_core.View], Any]:
 # What is found here takes longer to find than all the rest.
 @functools.lru_cache(256)
 def _found_route(framework: str, dtype: Any, sharding: Any) -> _Route:
-    adapter = None if framework == "view" else _adapters.get(framework)
     ordinal = _ordinal_where(dtype, sharding)
+    platform = "cpu" if ordinal is None else "cuda"
+    if platform not in _options.frameworks.get(framework, (platform,)):
+        # Whether it is installed or not.
+        return _Route(framework, dtype, sharding, ordinal, None, None)
+    adapter = None if framework == "view" else _adapters.get(framework)
     export = None
     if ordinal is not _nowhere:
-        platform = "cpu" if ordinal is None else "cuda"
         if adapter is None:
             export = _exporter(None, sharding, ordinal, None)
         elif platform in adapter.platforms:

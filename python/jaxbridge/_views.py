@@ -56,7 +56,7 @@ def buffer(
         pointer: address of the first element.
         shape: extents, or the one extent.
         dtype: anything that NumPy or ml_dtypes has a dtype for, of whole bytes.
-        device: "cpu", "cuda", "cuda:1", or a `jax.Device`.
+        device: "cpu", "cuda", "cuda:1", or a `jax.Device`. All devices of the CPU have the same memory.
         strides: in bytes, one for each extent; None: dense and row-major.
         stream: on CUDA the stream on which the content is written: a handle (0 and 1: the legacy
             default stream, 2: that of the thread), or a stream object of CuPy, torch, Numba, Warp or
@@ -71,6 +71,7 @@ def buffer(
         TypeError: JAX has no arrays of that dtype; `pointer` is no number.
         ValueError: the shape, the strides or the address are impossible, or the driver says that the
             address is not on that device.
+        BufferError: the elements are smaller than a byte.
     """
     platform, ordinal = _platform_and_ordinal(device)
     try:
@@ -133,8 +134,9 @@ def pointer(a: Any) -> int:
     Of an array that XLA still computes, too: nothing is waited for. It holds as long as the array.
 
     Raises:
-        BufferError: the array lies on several devices; ask for that of `a.addressable_shards[i].data`.
-        TypeError: `a` is no array, or one that is being traced.
+        BufferError: the array lies on several devices (ask for that of `a.addressable_shards[i].data`), is
+            masked, or has elements smaller than a byte.
+        TypeError: `a` is no array, of a dtype that JAX does not have, or being traced.
         RuntimeError: the array was deleted or donated.
     """
     return _address(a, "pointer")
@@ -227,7 +229,7 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
     elif isinstance(x, str):
         way = "a string has none"
     else:
-        way = "numpy.asarray(x) makes an array of a list or a number"
+        way = "numpy.asarray(x) makes an array of a list, a number or a table of pandas"
     raise TypeError(
         f"expected an array with DLPack, an array interface or the buffer protocol, got {type_name(x)}; "
         f"{way}"
@@ -313,11 +315,11 @@ def _address(a: Any, what: str) -> int:
 
 
 def _pointer(a: jax.Array, what: str) -> int:
-    _check_not_deleted(a, what)
+    check_not_deleted(a, what)
     return a.unsafe_buffer_pointer()
 
 
-def _check_not_deleted(a: jax.Array, what: str) -> None:
+def check_not_deleted(a: jax.Array, what: str) -> None:
     if a.is_deleted():
         raise RuntimeError(f"{what}: the array was deleted or donated, and has no memory any more")
 
@@ -362,7 +364,7 @@ def check_one_device(a: jax.Array, what: str) -> None:
             f'convert the array first, with a.astype("{"int8" if "int" in a.dtype.name else "float32"}")'
         )
     if (count := len(a.sharding.device_set)) > 1:
-        _check_not_deleted(a, what)
+        check_not_deleted(a, what)
         one = "one replica" if a.is_fully_replicated else "one shard"
         raise BufferError(
             f"{what}: the array lies on {count} devices, and has no one address; take each part of it, "
@@ -399,9 +401,11 @@ def _platform_and_ordinal(device: Any) -> tuple[str, int]:
         if device.platform == "cpu":
             return "cpu", 0
         return "cuda", int(device.local_hardware_id or 0)
-    platform, _, ordinal = str(device).partition(":")
-    if platform == "cpu" or (platform == "cuda" and (ordinal or "0").isdecimal()):
+    platform, sep, ordinal = str(device).partition(":")
+    if platform == "cuda" and (not sep or ordinal.isdecimal()):
         return platform, int(ordinal or 0)
+    if str(device) in ("cpu", "cpu:0"):
+        return "cpu", 0
     raise ValueError(f'device={device!r}: expected "cpu", "cuda", "cuda:1" or a jax.Device')
 
 

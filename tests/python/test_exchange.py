@@ -239,8 +239,11 @@ def test_impossible_buffers(change, error, text):
 
 def test_devices_of_buffers():
     assert _views._platform_and_ordinal("cuda:3") == ("cuda", 3)
-    assert _views._platform_and_ordinal("cpu:1") == ("cpu", 1)
+    assert _views._platform_and_ordinal("cpu:0") == ("cpu", 0)
     assert _views._platform_and_ordinal(jax.devices("cpu")[1]) == ("cpu", 0)
+    for wrong in ("cpu:1", "cuda:", "cuda:-1", "gpu"):
+        with pytest.raises(ValueError, match='expected "cpu", "cuda", "cuda:1"'):
+            _views._platform_and_ordinal(wrong)
 
 
 class _Stream:
@@ -526,23 +529,51 @@ def test_a_sharding_is_what_comes_out():
             jaxbridge.from_external(block, device=wrong)
 
 
-@pytest.mark.parametrize("copy", [None, False])
-def test_an_array_of_jax_on_another_device_of_the_cpu(copy):
+def test_a_sharding_for_more_axes():
+    mesh = jax.sharding.Mesh([[jax.devices("cpu")[0]]], ("x", "y"))
+    flat = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", "y"))
+    block = memory(8, np.dtype("f4"))
+    owner = weakref.ref(block.base)
+    for x in (block, jnp.ones(8), block[::2]):
+        for copy in (None, True):
+            with pytest.raises(ValueError, match="rank"):
+                jaxbridge.from_external(x, device=flat, copy=copy)
+    del x, block
+    gc.collect()
+    assert owner() is None
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_copy_of_an_import_is_made_before_its_owner_writes(moves):
     first, second = jax.devices("cpu")[:2]
-    mesh = jax.sharding.Mesh([second], "x")
-    named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    a = jax.device_put(jnp.arange(4.0), first)
-    for wanted in (second, named):
-        b = jaxbridge.from_external(a, device=wanted, copy=copy)
-        assert b.devices() == {second} and jaxbridge.shares_memory(a, b)
-        np.testing.assert_array_equal(jax.jit(lambda v: v + 1)(b), np.arange(4.0) + 1)
-    assert b.sharding == named
-    a.delete()
-    np.testing.assert_array_equal(b, np.arange(4.0))
-    keys = jax.device_put(jax.random.key(0), first)
-    assert jaxbridge.from_external(keys, device=second).devices() == {second}
-    with pytest.raises(BufferError, match="allow copy=None"):
-        jaxbridge.from_external(keys, device=second, copy=False)
+    block = memory(1 << 23, np.dtype("f4"))
+    for _ in range(4):
+        block[...] = 1
+        array = jaxbridge.from_external(block, copy=False)
+        copies = [jaxbridge.from_external(array, copy=True, device=second if moves else first)]
+        if moves:
+            copies.append(jaxbridge.from_external(array, device=second))
+        block[...] = 5
+        assert all((copy == 1).all() for copy in copies)
+
+
+def test_a_moved_array_of_jax_stays_what_it_is():
+    second = jax.devices("cpu")[1]
+    weak = jaxbridge.from_external(jnp.asarray(2.0), device=second)
+    assert weak.devices() == {second} and weak.weak_type
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        wide = jnp.arange(4.0)
+    assert jaxbridge.from_external(wide, device=second).dtype == np.float64
+    gone = jnp.ones(4)
+    gone.delete()
+    for options in ({}, {"copy": True}, {"device": second}, {"device": gone.sharding}):
+        with pytest.raises(RuntimeError, match="from_external: the array was deleted or donated"):
+            jaxbridge.from_external(gone, **options)
+    kinds = {m.kind for m in second.addressable_memories()} - {second.default_memory().kind}
+    for kind in kinds:
+        at = jax.sharding.SingleDeviceSharding(second, memory_kind=kind)
+        with pytest.raises(BufferError, match=f"and is to be at .*{kind}"):
+            jaxbridge.from_external(memory(8, np.dtype("f4")), device=at, copy=False)
 
 
 # ---- odd arguments -------------------------------------------------------------------------------
@@ -617,6 +648,8 @@ def test_errors_say_what_was_given():
         jaxbridge.from_external(np.array([None]))
     with pytest.raises(TypeError, match="stream: expected a handle or a stream object"):
         jaxbridge.to_external(jnp.ones(3), "numpy", stream="s")
+    with pytest.raises(TypeError, match='"cupy" has no arrays on cpu, where this one is'):
+        jaxbridge.to_external(jax.device_put(1.0, jax.devices("cpu")[0]), "cupy")
     if "cuda" not in _compat.local_platforms():
         with pytest.raises(BufferError, match="JAX has no such device in this process"):
             jaxbridge.view(jnp.ones(3)).__dlpack__(dl_device=(2, 0))
