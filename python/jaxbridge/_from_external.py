@@ -86,7 +86,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     if not moves:
         if device is None and here.platform == "cpu":
             _warn_of_placement()
-        return _with_sharding(array, device)
+        return _placed(array, device)
     with jax.ensure_compile_time_eval():  # also while something is traced
         moved = jax.device_put(array, device)
     # The copy reads memory that others may write as soon as this returns.
@@ -110,27 +110,28 @@ def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
         else x.sharding.device_set == {device}
     )
     if is_there and not copy:
-        return _with_sharding(x, device)
+        return _placed(x, device)
     if not is_there and copy is False:
         raise BufferError(
             f"from_external: the array is at {x.sharding}, and moving it is a copy; allow copy=None"
         )
     with jax.ensure_compile_time_eval():  # also while something is traced
-        copied = jnp.array(x, copy=True) if is_there else jax.device_put(x, device)
-    copied = _with_sharding(copied, device)
+        # Where the array is, whatever device or mesh is the default.
+        copied = jax.device_put(x, device, may_alias=False)
     # The copy reads memory that others may write as soon as this returns.
     return jax.block_until_ready(copied) if _imports.imports_of(x) else copied
 
 
-def _with_sharding(array: jax.Array, device: Any) -> jax.Array:
-    """An array that is where `device=` says, with the very sharding that it says."""
-    if not isinstance(device, Sharding):
+def _placed(array: jax.Array, device: Any) -> jax.Array:
+    """An array that is where `device=` says: in the same memory, committed, with that very sharding."""
+    if device is None:
         return array
     had = array.sharding
-    if had == device or had.memory_kind != device.memory_kind:
+    is_that = not isinstance(device, Sharding) or had == device
+    if array.committed and (is_that or had.memory_kind != device.memory_kind):
         return array
     with jax.ensure_compile_time_eval():  # also while something is traced
-        placed = jax.device_put(array, device)  # the same memory
+        placed = jax.device_put(array, device)
     return _imports.joined(placed, [array])
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from . import _adapters, _compat, _core, _options, _views
@@ -234,7 +233,7 @@ def _given(stream: Any) -> tuple[int, Any]:
 @keeps_current_device
 def _copy_of(a: jax.Array) -> jax.Array:
     with jax.ensure_compile_time_eval():  # also while something is traced
-        return jnp.array(a, copy=True)
+        return jax.device_put(a, may_alias=False)  # where the array is
 
 
 @keeps_current_device

@@ -206,6 +206,10 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
             refused = error
     # An attribute that raises anything else is the array's own matter.
     if (fields := getattr(x, "__cuda_array_interface__", None)) is not None:
+        if not isinstance(fields, dict):
+            raise TypeError(
+                f"{type_name(x)}.__cuda_array_interface__ is a {type_name(fields)}; expected a dict"
+            )
         return _core.view_of_interface(fields, x, None, True), None
     if hasattr(x, "__array_interface__") or hasattr(x, "__buffer__"):
         host_fields = getattr(x, "__array_interface__", None)
@@ -239,18 +243,29 @@ def _of_protocol(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.
 def _of_dlpack(x: Any, stream_of: Callable[[int], int] | None) -> tuple[_core.View, int | None]:
     if not hasattr(x, "__dlpack_device__"):
         return _of_capsule(_capsule(x, None), x, stream_of is not None), None
-    code, ordinal = x.__dlpack_device__()
+    kind, ordinal = _dlpack_device(x)
     stream: int | None = None
-    if int(code) in _cuda_kinds:
-        stream = _no_order if stream_of is None else stream_of(int(ordinal))
+    if kind in _cuda_kinds:
+        stream = _no_order if stream_of is None else stream_of(ordinal)
     capsule = _capsule(x, stream)
     ready = None if stream == _no_order else stream
     v = _core.view_of_capsule(capsule, ready, None, None)
-    if int(code) == _pinned_kind and v.memory == "host":  # torch's capsule does not say it
+    if kind == _pinned_kind and v.memory == "host":  # torch's capsule does not say it
         v = _core.view_of_memory(
             v.pointer, v.shape, v.dtype, "pinned", 0, v.strides, None, v.readonly, v
         )
     return v, ready
+
+
+def _dlpack_device(x: Any) -> tuple[int, int]:
+    device = x.__dlpack_device__()
+    try:
+        kind, ordinal = device
+        return int(kind), int(ordinal)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{type_name(x)}.__dlpack_device__() is {device!r}; expected (device type, device id)"
+        ) from None
 
 
 def _capsule(x: Any, stream: int | None) -> Any:
@@ -402,7 +417,7 @@ def _platform_and_ordinal(device: Any) -> tuple[str, int]:
             return "cpu", 0
         return "cuda", int(device.local_hardware_id or 0)
     platform, sep, ordinal = str(device).partition(":")
-    if platform == "cuda" and (not sep or ordinal.isdecimal()):
+    if platform == "cuda" and (not sep or (ordinal.isdecimal() and len(ordinal) < 5)):
         return platform, int(ordinal or 0)
     if str(device) in ("cpu", "cpu:0"):
         return "cpu", 0

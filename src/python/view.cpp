@@ -180,6 +180,15 @@ nb::object to_dlpack(nb::handle_t<view> self, nb::object stream,
   return make_capsule(source, max_version && max_version->first >= 1);
 }
 
+bool is_column_major(const memory::array& a) {
+  std::int64_t step = a.item_size();
+  for (std::size_t axis = 0; axis < a.shape.size(); ++axis) {
+    if (a.shape[axis] != 1 && a.strides[axis] != step) return is_empty(a.shape);
+    step *= a.shape[axis];
+  }
+  return true;
+}
+
 // PEP 3118. Who asks for strides gets the array, who does not gets the bytes of a dense one.
 int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
   const auto refuse = [out](const char* why) {
@@ -194,19 +203,22 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
   if (v->array.kind == memory_kind::device) {
     return refuse("this memory is on CUDA: the host cannot read it");
   }
+  const auto asks = [flags](int what) { return (flags & what) == what; };
   const bool compact = classify(v->array.layout()) == layout_kind::compact;
-  const bool strided = (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
-  const bool ordered = (flags & (PyBUF_C_CONTIGUOUS | PyBUF_F_CONTIGUOUS | PyBUF_ANY_CONTIGUOUS) &
-                        ~PyBUF_STRIDES) != 0;
-  if (!compact && (!strided || ordered)) return refuse("this memory is not dense and row-major");
+  const bool columns = is_column_major(v->array);
+  // Without strides, row-major is meant.
+  if (!compact && (!asks(PyBUF_STRIDES) || asks(PyBUF_C_CONTIGUOUS))) {
+    return refuse("this memory is not dense and row-major");
+  }
+  if (!columns && asks(PyBUF_F_CONTIGUOUS)) return refuse("this memory is not column-major");
+  if (!compact && !columns && asks(PyBUF_ANY_CONTIGUOUS)) return refuse("this memory is not dense");
   static char nothing = 0;
   void* const data = v->array.data == nullptr ? &nothing : v->array.data;
   if (PyBuffer_FillInfo(out, self, data, static_cast<Py_ssize_t>(v->array.size_bytes()),
                         v->array.readonly ? 1 : 0, flags & ~PyBUF_FORMAT) != 0) {
     return -1;
   }
-  constexpr int as_array = PyBUF_FORMAT | PyBUF_ND;
-  if ((flags & as_array) != as_array && compact) return 0;
+  if (!asks(PyBUF_FORMAT | PyBUF_ND) && compact) return 0;
   const char* const format = buffer_format(v->array.dtype);
   if (format == nullptr) {
     Py_CLEAR(out->obj);
@@ -217,7 +229,8 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
   out->itemsize = static_cast<Py_ssize_t>(v->array.item_size());
   out->ndim = static_cast<int>(v->array.shape.size());
   out->shape = const_cast<Py_ssize_t*>(v->array.shape.data());
-  out->strides = strided ? const_cast<Py_ssize_t*>(v->array.strides.data()) : nullptr;
+  out->strides =
+      asks(PyBUF_STRIDES) ? const_cast<Py_ssize_t*>(v->array.strides.data()) : nullptr;
   return 0;
 }
 

@@ -118,7 +118,9 @@ nb::object view_of_interface(const nb::dict& fields, nb::object owner, nb::handl
     throw nb::type_error("array interface: expected data to be (address, read-only)");
   }
   in.address = as_address(data[0], "array interface: data");
-  in.readonly = nb::cast<bool>(nb::bool_(data[1]));
+  const int readonly = PyObject_IsTrue(nb::object(data[1]).ptr());
+  if (readonly < 0) throw nb::python_error();
+  in.readonly = readonly == 1;
   const nb::object shape = field(fields, "shape");
   if (!nb::isinstance<nb::tuple>(shape)) {
     throw nb::type_error("array interface: expected shape to be a tuple");

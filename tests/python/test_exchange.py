@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays in and out: what the matrix (test_interchange.py) and the cases do not show."""
 
+import ctypes
 import gc
+import itertools
+import threading
 import weakref
 
 import jax
@@ -214,6 +217,43 @@ def test_what_a_buffer_says():
             asks()
 
 
+class _PyBuffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def _is_granted(exporter, flags):
+    out = _PyBuffer()
+    try:
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(exporter), ctypes.byref(out), flags)
+    except (BufferError, ValueError):  # NumPy raises the second
+        return False
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(out))
+    return True
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "both", "strided"])
+def test_a_view_grants_the_buffers_that_numpy_grants(order):
+    rows = memory(12, np.dtype("f4")).reshape(3, 4)
+    source = {"rows": rows, "columns": rows.T, "both": rows[:1, :1], "strided": rows[:, ::2]}[order]
+    v = _views.of(source)[0]
+    nd, strides, c, f, either, text = 0x08, 0x18, 0x38, 0x58, 0x98, 0x04
+    for flags, with_text in itertools.product((nd, strides, c, f, either), (0, text)):
+        granted = _is_granted(v, flags | with_text)
+        assert granted == _is_granted(source, flags | with_text), hex(flags | with_text)
+
+
 @pytest.mark.parametrize(
     "change, error, text",
     [
@@ -227,6 +267,7 @@ def test_what_a_buffer_says():
         ({"pointer": "x"}, TypeError, "expected the address"),
         ({"device": "gpu"}, ValueError, "'gpu'"),
         ({"device": "cuda:x"}, ValueError, "cuda:x"),
+        ({"device": f"cuda:{2**70}"}, ValueError, "cuda:1180"),
         ({"device": "cuda", "stream": object()}, TypeError, "stream object"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
@@ -356,6 +397,49 @@ def test_release_lets_the_owner_go():
     with pytest.raises(RuntimeError, match="deleted"):
         array + 1
     assert float(total) == float(np.arange(1, 17).__mod__(8).sum())
+
+
+def long_program(of):
+    """A program that is not inside when it is called, and takes long on the CPU."""
+
+    def steps(v):
+        return jax.lax.fori_loop(0, 300, lambda i, a: jnp.sin(a + 1e-3 * i), v) + of(v)
+
+    program = jax.jit(steps)
+    return program.lower(jax.ShapeDtypeStruct((100_000,), "f4")).compile()
+
+
+def test_release_waits_for_a_program_that_reads_the_array():
+    block = memory(100_000, np.dtype("f4"))
+    owner = weakref.ref(block.base)
+    array = jaxbridge.from_external(block, copy=False)
+    del block
+    program = long_program(lambda v: v)
+    want = np.asarray(program(array))
+    out = program(array)
+    jaxbridge.release(array)
+    assert is_dead(owner) and out.is_ready()
+    np.testing.assert_array_equal(out, want)
+
+
+def test_release_waits_for_no_other_program():
+    block = memory(16, np.dtype("f4"))
+    owner = weakref.ref(block.base)
+    array = jaxbridge.from_external(block, copy=False)
+    del block
+    released = threading.Event()
+
+    def wait(v):
+        assert released.wait(30)
+        return np.asarray(v)
+
+    waiting = jax.jit(lambda v: jax.pure_callback(wait, jax.ShapeDtypeStruct((4,), "f4"), v[:4]))
+    waiting.lower(jax.ShapeDtypeStruct((100_000,), "f4")).compile()
+    out = waiting(long_program(lambda v: v)(jnp.ones(100_000)))
+    jaxbridge.release(array)
+    assert is_dead(owner) and not out.is_ready()
+    released.set()
+    jax.block_until_ready(out)
 
 
 def test_release_says_who_still_has_it(monkeypatch):
@@ -557,6 +641,43 @@ def test_a_copy_of_an_import_is_made_before_its_owner_writes(moves):
         assert all((copy == 1).all() for copy in copies)
 
 
+def test_a_copy_of_an_array_of_jax_is_where_it_says():
+    first, second, third = jax.devices("cpu")[:3]
+    mesh = jax.sharding.Mesh([first, second], "x")
+    x, at_third = jax.device_put(jnp.arange(3.0), first), jax.device_put(jnp.arange(3.0), third)
+    weak = jnp.asarray(2.0)
+    kind = (
+        {m.kind for m in first.addressable_memories()}
+        - {first.default_memory().kind, "pinned_host"}
+    ).pop()
+    u = jax.device_put(x, jax.sharding.SingleDeviceSharding(first, memory_kind=kind))
+    named = jax.sharding.NamedSharding(
+        jax.sharding.Mesh([first], "x"), jax.sharding.PartitionSpec("x")
+    )
+    for context, given in ((jax.default_device, second), (jax.set_mesh, mesh)):
+        with context(given):
+            for device in (first, named):
+                for given in (x, jax.device_put(x, second)):
+                    copy = jaxbridge.from_external(given, device=device, copy=True)
+                    assert copy.devices() == {first} and not jaxbridge.shares_memory(copy, given)
+            for given in (x, u, at_third, weak):
+                copy = jaxbridge.from_external(given, copy=True)
+                assert copy.sharding == given.sharding and copy.weak_type == given.weak_type
+                assert copy.committed == given.committed
+                assert not jaxbridge.shares_memory(copy, given)
+                out = jaxbridge.to_external(given, "numpy", copy=True)
+                assert not jaxbridge.shares_memory(out, given)
+                np.testing.assert_array_equal(out, np.asarray(given))
+
+
+def test_device_commits_what_is_there():
+    x = jnp.ones(3)
+    (there,) = x.devices()
+    assert not x.committed
+    placed = jaxbridge.from_external(x, device=there)
+    assert placed.committed and jaxbridge.shares_memory(placed, x)
+
+
 def test_a_moved_array_of_jax_stays_what_it_is():
     second = jax.devices("cpu")[1]
     weak = jaxbridge.from_external(jnp.asarray(2.0), device=second)
@@ -587,6 +708,40 @@ def test_shapes_of_empty():
             jaxbridge.empty(shape, "f4")
     with pytest.raises(TypeError):
         jaxbridge.empty(1.5, "f4")
+
+
+def test_odd_protocols_are_errors_that_say_so():
+    class Array:
+        def __init__(self, **attributes):
+            vars(self).update(attributes)
+
+    class Refuses:
+        def __bool__(self):
+            raise KeyError("neither")
+
+    block = memory(4, np.dtype("f4"))
+    fields = dict(block.__array_interface__)
+    address, _ = fields["data"]
+    for flag in (0, None, np.False_, 0.0):
+        odd = Array(__cuda_array_interface__=fields | {"data": (address, flag)}, kept=block)
+        assert not _core.view_of_interface(odd.__cuda_array_interface__, odd, None, False).readonly
+    with pytest.raises(KeyError, match="neither"):
+        _core.view_of_interface(fields | {"data": (address, Refuses())}, block, None, False)
+    with pytest.raises(
+        TypeError, match=r"__cuda_array_interface__ is a builtins\.list; expected a dict"
+    ):
+        jaxbridge.from_external(Array(__cuda_array_interface__=[1]))
+    for device in (None, (1,), "xx", (1, 2, 3)):
+
+        class Odd:
+            def __dlpack__(self, **options):
+                raise AssertionError("not asked")
+
+            def __dlpack_device__(self, device=device):
+                return device
+
+        with pytest.raises(TypeError, match=r"expected \(device type, device id\)"):
+            jaxbridge.from_external(Odd())
 
 
 def test_a_mask_is_not_dropped():
