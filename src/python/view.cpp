@@ -229,8 +229,7 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
   out->itemsize = static_cast<Py_ssize_t>(v->array.item_size());
   out->ndim = static_cast<int>(v->array.shape.size());
   out->shape = const_cast<Py_ssize_t*>(v->array.shape.data());
-  out->strides =
-      asks(PyBUF_STRIDES) ? const_cast<Py_ssize_t*>(v->array.strides.data()) : nullptr;
+  out->strides = asks(PyBUF_STRIDES) ? const_cast<Py_ssize_t*>(v->array.strides.data()) : nullptr;
   return 0;
 }
 

@@ -318,6 +318,42 @@ def test_memory_is_not_reused_too_early(way):
         np.testing.assert_array_equal(np.asarray(result), np.full(size, i + 1, np.float32))
 
 
+def test_a_copy_of_an_import_is_made_before_its_owner_writes():
+    """XLA's stream is behind: a copy there would read what the owner has written by then."""
+    import cupy as cp
+
+    busy = jax.jit(
+        jaxbridge.call(lambda v, out: (spin(), cp.copyto(out, v)), lambda v: v, out="out")
+    )
+    other = jnp.zeros(8, jnp.float32, device=gpu())
+    block = cp.ones(1 << 12, cp.float32)
+    array = jaxbridge.from_external(block, copy=False)
+    jax.block_until_ready([busy(other), jaxbridge.from_external(array, copy=True)])
+    waits = busy(other)
+    copy = jaxbridge.from_external(array, copy=True)
+    block.fill(5)
+    assert copy.unsafe_buffer_pointer() != block.data.ptr
+    assert (np.asarray(copy) == 1).all()
+    jax.block_until_ready(waits)
+
+
+def test_a_sharding_is_what_comes_in_on_a_device():
+    import cupy as cp
+
+    mesh = jax.sharding.Mesh([gpu()], "x")
+    named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    block = cp.arange(1 << 10, dtype=cp.float32)
+    array = jaxbridge.from_external(block, device=named, copy=False)
+    assert array.sharding == named and array.unsafe_buffer_pointer() == block.data.ptr
+    assert float(jax.jit(jnp.sum)(array)) == float(np.arange(1 << 10).sum())
+    own = jax.device_put(jnp.arange(4.0), gpu())
+    placed = jaxbridge.from_external(own, device=named, copy=False)
+    assert placed.sharding == named
+    assert placed.unsafe_buffer_pointer() == own.unsafe_buffer_pointer()
+    jaxbridge.release(array)
+    assert _core.live_imports(block.data.ptr) == 0
+
+
 # ---- out -----------------------------------------------------------------------------------------
 
 FRAMEWORKS = {
@@ -566,6 +602,22 @@ def test_release_on_a_device():
     with pytest.raises(RuntimeError, match="deleted"):
         array + 1
     assert float(total) == float(np.arange(1 << 10).sum())
+
+
+def test_release_while_a_program_reads_the_array():
+    import cupy as cp
+
+    slow = jaxbridge.call(lambda v, out: (spin(), cp.copyto(out, v)), lambda v: v, out="out")
+    program = jax.jit(lambda v: slow(v) + 1)
+    block = cp.arange(1 << 10, dtype=cp.float32)
+    jax.block_until_ready(program(jnp.zeros(1 << 10, jnp.float32, device=gpu())))
+    array = jaxbridge.from_external(block, copy=False)
+    result = program(array)
+    jaxbridge.release(array)
+    assert _core.live_imports(block.data.ptr) == 0
+    assert result.is_ready()
+    block.fill(-1)
+    np.testing.assert_array_equal(result, np.arange(1 << 10) + 1)
 
 
 def test_the_compute_stream_is_that_of_calls():
