@@ -20,8 +20,8 @@ from ._function import call
 alignments = {"cpu": _views.cpu_alignment, "cuda": 16}
 _dlpack_kinds = {"host": 1, "device": 2, "pinned": 3, "managed": 2}
 _wide = frozenset(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
-# How many seconds `end` waits for an owner after all programs are done.
-_patience = 5.0
+# How many seconds `end` waits for an owner before it waits for all programs, and after that.
+_moment, _patience = 0.1, 5.0
 
 
 def check_width(v: _core.View, what: str) -> None:
@@ -254,7 +254,7 @@ def end(array: jax.Array, imports: "list[weakref.ref[Import]]") -> None:
     # Programs that read it keep it until they are done. Which these are nobody can say: all are waited for,
     # where it does not go by itself.
     programs_are_done = False
-    stop = time.monotonic() + _patience / 50
+    stop = time.monotonic() + _moment
     for ticket in imports:
         while (still := ticket()) is not None:
             address = still.view.pointer
