@@ -345,20 +345,23 @@ def forget_failed_effects() -> None:
         _dispatch.runtime_tokens.clear()
 
 
+def is_computing() -> bool:
+    """Whether an array of this process is not computed yet."""
+    for array in (a for p in local_platforms() for a in jax.live_arrays(p)):
+        with contextlib.suppress(RuntimeError):  # a deleted array has nothing to wait for
+            if not array.is_ready():  # not in the public type (0.8.0 to 0.12)
+                return True
+    return False
+
+
 def wait_for_programs(seconds: float) -> None:
     """Waits until the arrays of this process are computed, `seconds` at the most.
 
-    Threads of XLA must not be in the middle of a program when the process ends: their code goes
-    first (a crash on 0.8.0). The plain wait has no limit, and an interrupt would not end it; `is_ready`
-    is not in the public type of an array (0.8.0 to 0.12).
+    Threads of XLA must be in no program when the process ends: their code goes first (a crash on 0.8.0).
     """
-    end = time.monotonic() + seconds
-    for platform in local_platforms():
-        for array in jax.live_arrays(platform):
-            # A deleted array has nothing to wait for.
-            with contextlib.suppress(RuntimeError):
-                while not array.is_ready() and time.monotonic() < end:
-                    time.sleep(0.001)
+    end = time.monotonic() + seconds  # no wait of JAX's own has a limit, or ends with an interrupt
+    while is_computing() and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 class _KeptAlive:

@@ -81,7 +81,9 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
             f"from_external: {_imports.described(v)} cannot be shared, {reason}; "
             f"allow a copy with copy=None{made}"
         )
-    bring = functools.partial(_import_copy, x) if copy or reason else _imports.share
+    # Before JAX 0.11 `device_put` moves only what is row-major.
+    copies = copy or reason or (moves and v.layout != "compact")
+    bring = functools.partial(_import_copy, x) if copies else _imports.share
     array = bring(v, here, stream)
     if not moves:
         if device is None and here.platform == "cpu":
@@ -90,7 +92,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     with jax.ensure_compile_time_eval():  # also while something is traced
         moved = jax.device_put(array, device)
     # The copy reads memory that others may write as soon as this returns.
-    return moved if copy or reason else jax.block_until_ready(moved)
+    return moved if copies else jax.block_until_ready(moved)
 
 
 def _joined(x: Sharded, copy: bool | None, device: Any) -> jax.Array:
@@ -115,11 +117,9 @@ def _own(x: jax.Array, copy: bool | None, device: Any) -> jax.Array:
         raise BufferError(
             f"from_external: the array is at {x.sharding}, and moving it is a copy; allow copy=None"
         )
-    with jax.ensure_compile_time_eval():  # also while something is traced
-        # Where the array is, whatever device or mesh is the default.
-        copied = jax.device_put(x, device, may_alias=False)
+    copied = _views.copy_of(x, device)
     # The copy reads memory that others may write as soon as this returns.
-    return jax.block_until_ready(copied) if _imports.imports_of(x) else copied
+    return jax.block_until_ready(copied) if _imports.is_import(x) else copied
 
 
 def _placed(array: jax.Array, device: Any) -> jax.Array:
@@ -128,6 +128,7 @@ def _placed(array: jax.Array, device: Any) -> jax.Array:
         return array
     had = array.sharding
     is_that = not isinstance(device, Sharding) or had == device
+    # A sharding that says no kind of memory means any.
     if array.committed and (is_that or had.memory_kind != device.memory_kind):
         return array
     with jax.ensure_compile_time_eval():  # also while something is traced
@@ -153,6 +154,8 @@ def _only(device: Any) -> jax.Device:
             f"jax.device_put(array, sharding)"
         )
     (one,) = devices
+    if one.process_index != jax.process_index():
+        raise ValueError(f"device={device!r} is of another process, which reaches other memory")
     return one
 
 

@@ -20,8 +20,8 @@ from ._function import call
 alignments = {"cpu": _views.cpu_alignment, "cuda": 16}
 _dlpack_kinds = {"host": 1, "device": 2, "pinned": 3, "managed": 2}
 _wide = frozenset(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
-# How many seconds `end` waits for an owner before it waits for all programs, and after that.
-_moment, _patience = 0.1, 5.0
+# How many seconds `end` waits for an owner before it looks whether a program can still have it.
+_patience = 2.5
 
 
 def check_width(v: _core.View, what: str) -> None:
@@ -183,6 +183,13 @@ def imports_of(array: jax.Array) -> "list[weakref.ref[Import]]":
     return tickets if shared is not None and shared() is array else []
 
 
+def is_import(array: jax.Array) -> bool:
+    """Whether an array lies in memory that came in, whichever object of JAX's it is."""
+    return _views.is_plain(array.dtype) and any(
+        _core.live_imports(part.unsafe_buffer_pointer()) for part in _compat.shards_of(array)
+    )
+
+
 def _wait_for_producer(v: _core.View, stream: int, what: str) -> None:
     if v.stream is None:
         return
@@ -251,22 +258,19 @@ def end(array: jax.Array, imports: "list[weakref.ref[Import]]") -> None:
     for device in devices:
         if device.platform != "cpu":
             _core.synchronize(compute_stream(device), int(device.local_hardware_id or 0))
-    # Programs that read it keep it until they are done. Which these are nobody can say: all are waited for,
-    # where it does not go by itself.
-    programs_are_done = False
-    stop = time.monotonic() + _moment
+    stop, seemed_done = time.monotonic() + _patience, False
     for ticket in imports:
         while (still := ticket()) is not None:
             address = still.view.pointer
             del still
             _core.release_unused()
-            if time.monotonic() > stop and not programs_are_done:
-                _compat.wait_for_programs(seconds=float("inf"))
-                programs_are_done = True
-                stop = time.monotonic() + _patience
-            elif time.monotonic() > stop:
-                raise RuntimeError(
-                    f"release: JAX has let go of the array, but its memory at {address:#x} is still in "
-                    f"use: by another array of JAX, or by a consumer that it was handed to"
-                )
+            if time.monotonic() > stop:
+                # Programs that read it keep it until they are done, and nobody can say which these are.
+                is_done = not _compat.is_computing()
+                if is_done and seemed_done:
+                    raise RuntimeError(
+                        f"release: JAX has let go of the array, but its memory at {address:#x} is still in "
+                        f"use: by another array of JAX, or by a consumer that it was handed to"
+                    )
+                stop, seemed_done = time.monotonic() + _patience, is_done
             time.sleep(0.0005)

@@ -18,7 +18,8 @@ def release(x: Any) -> None:
     the last array that was made of it.
 
     As with `jax.Array.delete`, no other thread may be inside a program that uses `x` and calls Python:
-    on the CPU both would wait for ever. Nor may it be called by a function that such a program calls.
+    on the CPU both would wait for ever. In a function that a program calls it returns where nothing else
+    uses the memory, and that program least of all.
 
     Args:
         x: an array that `from_external` made, what `ref` made, or a view.

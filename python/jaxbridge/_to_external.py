@@ -230,10 +230,7 @@ def _given(stream: Any) -> tuple[int, Any]:
     return _views.stream_handle(stream), stream
 
 
-@keeps_current_device
-def _copy_of(a: jax.Array) -> jax.Array:
-    with jax.ensure_compile_time_eval():  # also while something is traced
-        return jax.device_put(a, may_alias=False)  # where the array is
+_copy_of = keeps_current_device(_views.copy_of)
 
 
 @keeps_current_device

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -262,7 +263,7 @@ def _dlpack_device(x: Any) -> tuple[int, int]:
     try:
         kind, ordinal = device
         return int(kind), int(ordinal)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"{type_name(x)}.__dlpack_device__() is {device!r}; expected (device type, device id)"
         ) from None
@@ -317,6 +318,29 @@ def host_copy(v: _core.View) -> _core.View:
     dense = empty(v.shape, v.dtype)
     np.copyto(dense, _core.view_as_array(v))
     return of(dense)[0]
+
+
+def copy_of(a: jax.Array, device: Any = None) -> jax.Array:
+    """A row-major copy of an array of JAX, where it is or at `device`.
+
+    Where it is: whatever device or mesh is the default.
+    """
+    with jax.ensure_compile_time_eval():  # also while something is traced
+        if not _is_row_major(a):
+            # Before JAX 0.11 `device_put` gets these wrong.
+            a = jax.jit(jnp.copy, out_shardings=a.sharding)(a)
+            return a if device is None else jax.device_put(a, device)
+        if device is not None and len(a.sharding.device_set) > 1:
+            a = jax.device_put(a, device)  # a replica that is there is no copy
+        where = a.sharding if device is None and a.committed else device
+        return jax.device_put(a, where, may_alias=False)
+
+
+def _is_row_major(a: jax.Array) -> bool:
+    if not hasattr(a, "format"):  # keys
+        return True
+    order = getattr(a.format.layout, "major_to_minor", None)
+    return order is None or tuple(order) == tuple(range(a.ndim))
 
 
 # ---- addresses -----------------------------------------------------------------------------------

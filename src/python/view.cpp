@@ -181,15 +181,16 @@ nb::object to_dlpack(nb::handle_t<view> self, nb::object stream,
 }
 
 bool is_column_major(const memory::array& a) {
+  if (is_empty(a.shape)) return true;
   std::int64_t step = a.item_size();
   for (std::size_t axis = 0; axis < a.shape.size(); ++axis) {
-    if (a.shape[axis] != 1 && a.strides[axis] != step) return is_empty(a.shape);
+    if (a.shape[axis] != 1 && a.strides[axis] != step) return false;
     step *= a.shape[axis];
   }
   return true;
 }
 
-// PEP 3118. Who asks for strides gets the array, who does not gets the bytes of a dense one.
+// PEP 3118. Who asks for a shape gets the array, who does not gets the bytes of a dense one.
 int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
   const auto refuse = [out](const char* why) {
     PyErr_SetString(PyExc_BufferError, why);
@@ -218,14 +219,14 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) noexcept {
                         v->array.readonly ? 1 : 0, flags & ~PyBUF_FORMAT) != 0) {
     return -1;
   }
-  if (!asks(PyBUF_FORMAT | PyBUF_ND) && compact) return 0;
-  const char* const format = buffer_format(v->array.dtype);
-  if (format == nullptr) {
+  if (!asks(PyBUF_ND)) return 0;
+  const char* const format = asks(PyBUF_FORMAT) ? buffer_format(v->array.dtype) : nullptr;
+  if (asks(PyBUF_FORMAT) && format == nullptr) {
     Py_CLEAR(out->obj);
     return refuse("the buffer protocol has no text for this dtype; use numpy.asarray");
   }
-  // Both live as long as the object, which the buffer keeps.
-  out->format = (flags & PyBUF_FORMAT) != 0 ? const_cast<char*>(format) : nullptr;
+  // These live as long as the object, which the buffer keeps.
+  out->format = const_cast<char*>(format);
   out->itemsize = static_cast<Py_ssize_t>(v->array.item_size());
   out->ndim = static_cast<int>(v->array.shape.size());
   out->shape = const_cast<Py_ssize_t*>(v->array.shape.data());

@@ -337,6 +337,23 @@ def test_a_copy_of_an_import_is_made_before_its_owner_writes():
     jax.block_until_ready(waits)
 
 
+def test_columns_are_copied_and_moved_as_what_they_are_on_a_device():
+    import cupy as cp
+
+    block = cp.arange(12, dtype=cp.float32).reshape(4, 3)
+    want = np.arange(12, dtype=np.float32).reshape(4, 3).T
+    x = jaxbridge.from_external(block.T, copy=False)
+    cpu = jax.devices("cpu")[0]
+    on_host = jax.sharding.SingleDeviceSharding(gpu(), memory_kind="pinned_host")
+    host = jaxbridge.empty((4, 3), np.float32)
+    host[...] = want.T
+    for given in (x, block.T, Only(block.T, "__cuda_array_interface__"), host.T):
+        for options in ({"copy": True}, {"device": cpu}, {"device": gpu()}, {"device": on_host}):
+            got = jaxbridge.from_external(given, **options)
+            np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(jaxbridge.to_external(x, "cupy", copy=True).get(), want)
+
+
 def test_a_sharding_is_what_comes_in_on_a_device():
     import cupy as cp
 

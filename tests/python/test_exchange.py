@@ -442,6 +442,31 @@ def test_release_waits_for_no_other_program():
     jax.block_until_ready(out)
 
 
+def test_release_inside_of_a_program_that_another_one_delays():
+    """It is called while both run: it returns when the one that reads the array is done."""
+    block = memory(100_000, np.dtype("f4"))
+    owner = weakref.ref(block.base)
+    array = jaxbridge.from_external(block, copy=False)
+    del block
+    reader, program = long_program(lambda v: v), []
+
+    def release(v):
+        jaxbridge.release(program.pop())
+        assert is_dead(owner)
+        return np.asarray(v)
+
+    second = jax.devices("cpu")[1]
+    shape = jax.ShapeDtypeStruct((4,), "f4")
+    ends = jax.jit(lambda v: jax.pure_callback(release, shape, v[:4]))
+    given = jax.device_put(jnp.ones(100_000), second)
+    ends.lower(given).compile()
+    jax.block_until_ready(reader(array))
+    read = reader(array)
+    program.append(array)
+    jax.block_until_ready(ends(given))
+    assert read.is_ready() and array.is_deleted()
+
+
 def test_release_says_who_still_has_it(monkeypatch):
     monkeypatch.setattr(_imports, "_patience", 0.05)
     block = memory(16, np.dtype("f4"))
@@ -668,6 +693,59 @@ def test_a_copy_of_an_array_of_jax_is_where_it_says():
                 out = jaxbridge.to_external(given, "numpy", copy=True)
                 assert not jaxbridge.shares_memory(out, given)
                 np.testing.assert_array_equal(out, np.asarray(given))
+
+
+def test_columns_are_copied_and_moved_as_what_they_are():
+    """Before JAX 0.11 its own `device_put` of such an array is wrong."""
+    first, second = jax.devices("cpu")[:2]
+    block = memory(6, np.dtype("f4")).reshape(3, 2)
+    x = jaxbridge.from_external(block.T, copy=False)
+    want = block.T.copy()
+    named = jax.sharding.NamedSharding(
+        jax.sharding.Mesh([first], "x"), jax.sharding.PartitionSpec("x")
+    )
+    kinds = [m.kind for m in first.addressable_memories()]
+    for given in (x, block.T):
+        for options in (
+            {"copy": True},
+            {"device": second},
+            {"device": second, "copy": True},
+            {"device": named},
+            {"device": named, "copy": True},
+            *({"device": x.sharding.with_memory_kind(kind)} for kind in kinds),
+        ):
+            got = jaxbridge.from_external(given, **options)
+            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(jax.jit(lambda v: v * 1)(got), want)
+    for copy in (None, True):
+        np.testing.assert_array_equal(jaxbridge.to_external(x, "numpy", copy=copy), want)
+    compiled = jax.jit(lambda v: v + 1).lower(jax.ShapeDtypeStruct((2, 3), "f4")).compile()
+    np.testing.assert_array_equal(compiled(jaxbridge.from_external(x, copy=True)), want + 1)
+
+
+def test_a_copy_of_a_replica_is_a_copy():
+    devices = jax.devices("cpu")[:2]
+    everywhere = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(devices, "x"), jax.sharding.PartitionSpec()
+    )
+    blocks = [memory(1 << 22, np.dtype("f4")) for _ in devices]
+    for block in blocks:
+        block[...] = 1
+    x = jaxbridge.from_external(jaxbridge.sharded(blocks, blocks[0].shape, everywhere))
+    copies = [
+        jaxbridge.from_external(x, copy=True, device=devices[0]),
+        jaxbridge.from_external(x, copy=True),
+        jaxbridge.from_external(x.addressable_shards[1].data, copy=True),
+        jaxbridge.from_external(
+            jax.device_put(x.addressable_shards[0].data, devices[0]), copy=True
+        ),
+    ]
+    for block in blocks:
+        block[...] = 7
+    assert all((copy == 1).all() for copy in copies)
+    assert copies[1].sharding == everywhere
+    keys = jax.device_put(jax.random.key(0), devices[1])
+    assert jaxbridge.from_external(keys, copy=True).devices() == {devices[1]}
 
 
 def test_device_commits_what_is_there():
