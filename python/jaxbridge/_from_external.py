@@ -76,7 +76,7 @@ def _from_external(x: Any, copy: bool | None, device: Any) -> jax.Array:
     reason = _imports.obstacle(v, v.platform) if copy is None or copy is False else None
     if copy is False and (moves or reason):
         made = ", or let jaxbridge.empty make the array" if reason and v.memory == "host" else ""
-        reason = reason or f"it is on {here}, and is to be at {device}"
+        reason = reason or f"it is on {here} ({v.memory}), and is to be at {device}"
         raise BufferError(
             f"from_external: {_imports.described(v)} cannot be shared, {reason}; "
             f"allow a copy with copy=None{made}"

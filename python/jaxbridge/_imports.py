@@ -184,7 +184,7 @@ def imports_of(array: jax.Array) -> "list[weakref.ref[Import]]":
 
 
 def is_import(array: jax.Array) -> bool:
-    """Whether an array lies in memory that came in, whichever object of JAX's it is."""
+    """Whether an array begins where memory came in, whichever object of JAX's it is."""
     return _views.is_plain(array.dtype) and any(
         _core.live_imports(part.unsafe_buffer_pointer()) for part in _compat.shards_of(array)
     )
@@ -270,7 +270,8 @@ def end(array: jax.Array, imports: "list[weakref.ref[Import]]") -> None:
                 if is_done and seemed_done:
                     raise RuntimeError(
                         f"release: JAX has let go of the array, but its memory at {address:#x} is still in "
-                        f"use: by another array of JAX, or by a consumer that it was handed to"
+                        f"use: by another array of JAX, by a program whose results nobody keeps, or by a "
+                        f"consumer that it was handed to"
                     )
                 stop, seemed_done = time.monotonic() + _patience, is_done
             time.sleep(0.0005)

@@ -27,7 +27,8 @@ def release(x: Any) -> None:
     Raises:
         ValueError: the memory of `x` is JAX's own, or was released before.
         RuntimeError: something else still uses what came in with `x`: an array that JAX made of it, a
-            consumer that `x` was handed to, or a `borrow` that has not ended.
+            consumer that `x` was handed to, a program that takes seconds and whose results nobody keeps,
+            or a `borrow` that has not ended.
     """
     if isinstance(x, _core.View):
         # Without a look at JAX, which may not have begun, and is not begun by that.
