@@ -399,14 +399,14 @@ def test_release_lets_the_owner_go():
     assert float(total) == float(np.arange(1, 17).__mod__(8).sum())
 
 
-def long_program(of):
-    """A program that is not inside when it is called, and takes long on the CPU."""
+def long_program(of, steps=300, device=None):
+    """A program that takes long on the CPU, and goes on when its call has returned."""
+    at = jax.sharding.SingleDeviceSharding(device or jax.devices("cpu")[0])
 
-    def steps(v):
-        return jax.lax.fori_loop(0, 300, lambda i, a: jnp.sin(a + 1e-3 * i), v) + of(v)
+    def run(v):
+        return jax.lax.fori_loop(0, steps, lambda i, a: jnp.sin(a + 1e-3 * i), v) + of(v)
 
-    program = jax.jit(steps)
-    return program.lower(jax.ShapeDtypeStruct((100_000,), "f4")).compile()
+    return jax.jit(run).lower(jax.ShapeDtypeStruct((100_000,), "f4", sharding=at)).compile()
 
 
 def test_release_waits_for_a_program_that_reads_the_array():
@@ -442,29 +442,28 @@ def test_release_waits_for_no_other_program():
     jax.block_until_ready(out)
 
 
-def test_release_inside_of_a_program_that_another_one_delays():
-    """It is called while both run: it returns when the one that reads the array is done."""
+def test_release_inside_of_a_program_while_another_one_reads_the_array():
     block = memory(100_000, np.dtype("f4"))
     owner = weakref.ref(block.base)
+    second = jax.devices("cpu")[1]
     array = jaxbridge.from_external(block, copy=False)
     del block
-    reader, program = long_program(lambda v: v), []
+    reader, before = long_program(lambda v: v, 2000), long_program(lambda v: v, device=second)
+    held, found = [array], []
 
     def release(v):
-        jaxbridge.release(program.pop())
-        assert is_dead(owner)
+        jaxbridge.release(held.pop())
+        found.append(is_dead(owner))
         return np.asarray(v)
 
-    second = jax.devices("cpu")[1]
     shape = jax.ShapeDtypeStruct((4,), "f4")
-    ends = jax.jit(lambda v: jax.pure_callback(release, shape, v[:4]))
+    inside = jax.jit(lambda v: jax.pure_callback(release, shape, v[:4]))
     given = jax.device_put(jnp.ones(100_000), second)
-    ends.lower(given).compile()
-    jax.block_until_ready(reader(array))
+    inside.lower(given).compile()
     read = reader(array)
-    program.append(array)
-    jax.block_until_ready(ends(given))
-    assert read.is_ready() and array.is_deleted()
+    # It begins when that is computed, in a thread of XLA's, and long before the other one ends.
+    jax.block_until_ready(inside(before(given)))
+    assert found == [True] and array.is_deleted() and read.is_ready()
 
 
 def test_release_says_who_still_has_it(monkeypatch):
